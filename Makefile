@@ -1,0 +1,84 @@
+# make demo | test | lint | bench | asan | tsan: each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
+CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
+JOBS ?= $(shell nproc)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-core lint format stubs bench asan tsan asan-short tsan-short clean
+
+help: ## what there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
+
+$(VENV)/base: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) scikit-build-core nanobind cmake ninja numpy msgspec aiohttp typer rich prometheus-client safetensors fsspec
+	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn ruff mypy clang-format
+	touch $@
+
+$(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
+	$(PIP) --no-build-isolation --no-deps --editable .
+	touch $@
+
+setup: $(VENV)/built ## a virtual environment with windlass built in place
+
+demo: setup ## train a real model and show how well it does
+	$(BIN)/python apps/softmax/train.py
+
+test: setup test-core ## all tests
+	$(BIN)/python -m pytest -q tests
+
+test-core: $(VENV)/base ## the native core's own tests
+	$(BIN)/cmake -S . -B build/test -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DWINDLASS_TESTS=ON >/dev/null
+	$(BIN)/cmake --build build/test --parallel $(JOBS)
+	build/test/core_test
+
+lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o build/_core.pyi && diff -u windlass/_core.pyi build/_core.pyi
+
+format: $(VENV)/base ## put every file into form
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format --quiet .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+stubs: setup ## windlass/_core.pyi, from the bindings
+	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o windlass/_core.pyi
+
+bench: setup ## our figures beside limits and peers
+	$(BIN)/windlass bench core
+
+# sanitized(NAME, SANITIZERS): builds the core's tests with them.
+define sanitized
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Debug \
+	  -DWINDLASS_TESTS=ON -DWINDLASS_SANITIZE=$(2) >/dev/null
+	$(BIN)/cmake --build build/$(1) --parallel $(JOBS)
+endef
+
+asan: $(VENV)/base ## the core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call sanitized,asan,address$(comma)undefined)
+	build/asan/core_test --accurate
+
+tsan: $(VENV)/base ## the core's tests under ThreadSanitizer
+	$(call sanitized,tsan,thread)
+	build/tsan/core_test --accurate
+
+asan-short: $(VENV)/base
+	$(call sanitized,asan,address$(comma)undefined)
+	build/asan/core_test
+
+tsan-short: $(VENV)/base
+	$(call sanitized,tsan,thread)
+	build/tsan/core_test
+
+comma := ,
+
+clean: ## remove what was built
+	rm -rf build $(VENV)

@@ -1,0 +1,81 @@
+#include "base/pool.h"
+
+#include <cstring>
+
+#include "base/limits.h"
+#include "base/os.h"
+
+namespace windlass {
+namespace {
+constexpr size_t kChunkBytesMax = size_t{64} << 20;
+}
+
+bool Budget::charge(uint64_t bytes) {
+  uint64_t used = used_.load(std::memory_order_relaxed);
+  do {
+    if (bytes > bytes_max_ || used > bytes_max_ - bytes) return false;
+  } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
+  return true;
+}
+
+Status Budget::exhausted(uint64_t wanted, const std::string& what) const {
+  std::string limit = bytes_max_ == ~uint64_t{0} ? "what this machine gives" : std::to_string(bytes_max_);
+  return Status(Code::kResourceExhausted, what + ": wanted " + std::to_string(wanted) + " bytes more, has " +
+                                              std::to_string(used()) + " of memory_bytes_max=" + limit);
+}
+
+Pool::~Pool() {
+  for (const Mapping& m : mappings_) {
+    os::unmap(m.base, m.bytes);
+    budget_->refund(m.bytes);
+  }
+}
+
+std::byte* Pool::map_charged(size_t bytes) {
+  if (!budget_->charge(bytes)) return nullptr;
+  std::byte* p = os::map(bytes);
+  if (p == nullptr) {
+    budget_->refund(bytes);
+    return nullptr;
+  }
+  mappings_.push_back({p, bytes});
+  mapped_ += bytes;
+  return p;
+}
+
+std::byte* Pool::take(size_t bytes) {
+  bytes = (bytes + limits::kCacheLineBytes - 1) & ~(limits::kCacheLineBytes - 1);
+  std::lock_guard lock(mutex_);
+  if (auto it = free_.find(bytes); it != free_.end() && !it->second.empty()) {
+    std::byte* block = it->second.back();
+    it->second.pop_back();
+    std::memset(block, 0, bytes);
+    return block;
+  }
+  if (bytes > left_) {
+    if (bytes >= limits::kHugePageBytes / 4) return map_charged(bytes);
+    // Chunks grow with the pool, so that a pool of many gigabytes is few mappings; pages are backed when touched.
+    size_t chunk_bytes = limits::kHugePageBytes;
+    while (chunk_bytes < kChunkBytesMax && chunk_bytes * 32 < mapped_) chunk_bytes *= 2;
+    std::byte* chunk = map_charged(chunk_bytes);
+    if (chunk == nullptr && chunk_bytes > limits::kHugePageBytes) {
+      chunk = map_charged(chunk_bytes = limits::kHugePageBytes);
+    }
+    if (chunk == nullptr) return nullptr;
+    next_ = chunk;
+    left_ = chunk_bytes;
+  }
+  std::byte* block = next_;
+  next_ += bytes;
+  left_ -= bytes;
+  return block;
+}
+
+void Pool::give(std::byte* block, size_t bytes) {
+  if (block == nullptr) return;
+  bytes = (bytes + limits::kCacheLineBytes - 1) & ~(limits::kCacheLineBytes - 1);
+  std::lock_guard lock(mutex_);
+  free_[bytes].push_back(block);
+}
+
+}  // namespace windlass

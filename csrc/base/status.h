@@ -1,0 +1,60 @@
+// Status: how the core says that something went wrong.
+//
+// Every function of the core that can fail returns a Status (or fills one in); nothing throws. A code maps one to
+// one onto an exception class of windlass/_errors.py, and the message says which object, what was expected and what
+// was seen. A Status that is ok costs one pointer and no allocation.
+//
+// Thread safety: a value; copies are independent.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace windlass {
+
+// The order is that of `ERRORS` in windlass/_errors.py; a test compares the two.
+enum class Code : uint8_t {
+  kOk = 0,
+  kInvalidArgument,    // a value that can never be right
+  kShapeMismatch,      // an array of another shape or dtype than the object's
+  kSpecMismatch,       // an object opened with another spec than it was created with
+  kNotFound,           // no such object
+  kClosed,             // the cluster has been closed
+  kTimeout,            // the caller's time was up first
+  kBufferInUse,        // a registered array that another request still has
+  kResourceExhausted,  // a limit on memory or count was reached
+  kNonFinite,          // NaN or infinity where reject_nonfinite was asked for
+  kForkedProcess,      // used in the child of a fork
+  kInternal,           // our own bug
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : error_(std::make_shared<const Error>(Error{code, std::move(message)})) {}
+
+  bool ok() const { return error_ == nullptr; }
+  Code code() const { return ok() ? Code::kOk : error_->code; }
+  const std::string& message() const {
+    static const std::string empty;
+    return ok() ? empty : error_->message;
+  }
+
+ private:
+  struct Error {
+    Code code;
+    std::string message;
+  };
+  std::shared_ptr<const Error> error_;
+};
+
+}  // namespace windlass
+
+// Leaves the enclosing function with the first Status that is not ok.
+#define WL_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    ::windlass::Status wl_status_ = (expr);  \
+    if (!wl_status_.ok()) return wl_status_; \
+  } while (0)

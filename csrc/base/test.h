@@ -1,0 +1,70 @@
+// A test harness for the core, small enough to read in a minute: TEST registers a function, CHECK reports and goes
+// on, and core_test runs them all (or those whose name contains an argument).
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace windlass::test {
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+
+std::vector<Case>& cases();
+void fail(const char* file, int line, const std::string& what);
+bool accurate();  // --accurate: the long forms
+
+struct Register {
+  Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
+};
+
+// Reproducible random numbers.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    state_ += 0x9E3779B97F4A7C15u;
+    uint64_t x = state_;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+  }
+  uint64_t below(uint64_t n) { return next() % n; }
+  float unit() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace windlass::test
+
+#define TEST(name)                                                      \
+  static void name();                                                   \
+  static const ::windlass::test::Register register_##name(#name, name); \
+  static void name()
+
+#define CHECK(condition)                                                      \
+  do {                                                                        \
+    if (!(condition)) ::windlass::test::fail(__FILE__, __LINE__, #condition); \
+  } while (0)
+
+#define CHECK_EQ(a, b)                                                                               \
+  do {                                                                                               \
+    const auto wl_a_ = (a);                                                                          \
+    const auto wl_b_ = (b);                                                                          \
+    if (!(wl_a_ == wl_b_)) {                                                                         \
+      ::windlass::test::fail(                                                                        \
+          __FILE__, __LINE__,                                                                        \
+          std::string(#a " == " #b ": ") + std::to_string(wl_a_) + " and " + std::to_string(wl_b_)); \
+    }                                                                                                \
+  } while (0)
+
+#define CHECK_OK(expr)                                                                         \
+  do {                                                                                         \
+    const ::windlass::Status wl_s_ = (expr);                                                   \
+    if (!wl_s_.ok()) ::windlass::test::fail(__FILE__, __LINE__, #expr ": " + wl_s_.message()); \
+  } while (0)

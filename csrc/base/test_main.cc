@@ -1,0 +1,46 @@
+#include <cstring>
+
+#include "base/test.h"
+
+namespace windlass::test {
+namespace {
+int g_failures = 0;
+bool g_accurate = false;
+}  // namespace
+
+std::vector<Case>& cases() {
+  static std::vector<Case> all;
+  return all;
+}
+
+void fail(const char* file, int line, const std::string& what) {
+  ++g_failures;
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+}
+
+bool accurate() { return g_accurate; }
+
+}  // namespace windlass::test
+
+int main(int argc, char** argv) {
+  using namespace windlass::test;
+  const char* only = nullptr;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--accurate") == 0) {
+      g_accurate = true;
+    } else {
+      only = argv[i];
+    }
+  }
+  int passed = 0, failed = 0;
+  for (const Case& c : cases()) {
+    if (only != nullptr && std::strstr(c.name, only) == nullptr) continue;
+    const int before = g_failures;
+    c.run();
+    const bool ok = g_failures == before;
+    ok ? ++passed : ++failed;
+    if (!ok) std::fprintf(stderr, "FAILED %s\n", c.name);
+  }
+  std::printf("%d passed, %d failed\n", passed, failed);
+  return failed == 0 && passed > 0 ? 0 : 1;
+}

@@ -1,0 +1,29 @@
+#include <string_view>
+
+#include "bench/loops.h"
+#include "rule/kernels.h"
+
+namespace windlass {
+
+namespace baseline {
+extern const Loops kLoops;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Loops kLoops;
+}
+namespace avx512 {
+extern const Loops kLoops;
+}
+#endif
+
+const Loops& loops() {
+#if defined(__x86_64__)
+  const std::string_view isa = kernels().isa;
+  if (isa == "avx512") return avx512::kLoops;
+  if (isa == "avx2") return avx2::kLoops;
+#endif
+  return baseline::kLoops;
+}
+
+}  // namespace windlass

@@ -1,0 +1,100 @@
+// From Python's arrays to ours: contiguous, aligned, of a dtype we know.
+#include "bind/bind.h"
+#include "tensor/tensor.h"
+
+namespace windlass::bind {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why) {
+  throw StatusError{Status(Code::kShapeMismatch, what + ": " + why)};
+}
+
+std::string dtype_text(const nb::dlpack::dtype& t) {
+  const char* code = "";
+  switch (static_cast<nb::dlpack::dtype_code>(t.code)) {
+    case nb::dlpack::dtype_code::Int: code = "int"; break;
+    case nb::dlpack::dtype_code::UInt: code = "uint"; break;
+    case nb::dlpack::dtype_code::Float: code = "float"; break;
+    case nb::dlpack::dtype_code::Bfloat: code = "bfloat"; break;
+    case nb::dlpack::dtype_code::Complex: code = "complex"; break;
+    case nb::dlpack::dtype_code::Bool: return "bool";
+    default: code = "dlpack type "; break;
+  }
+  return code + std::to_string(t.bits);
+}
+
+void check_layout(const std::string& what, size_t dims, const int64_t* shape, const int64_t* strides, const void* data,
+                  size_t align) {
+  int64_t expected = 1;
+  for (size_t i = dims; i-- > 0;) {
+    if (shape[i] > 1 && strides[i] != expected) refuse(what, "the array is not contiguous in C order");
+    expected *= shape[i];
+  }
+  if (expected != 0 && reinterpret_cast<uintptr_t>(data) % align != 0) {
+    refuse(what, "the array is not aligned to " + std::to_string(align) + " bytes");
+  }
+}
+
+}  // namespace
+
+Array to_array(const std::string& what, const nb::dlpack::dtype& dtype, const void* data, size_t dims,
+               const int64_t* shape, const int64_t* strides) {
+  using enum nb::dlpack::dtype_code;
+  Array a;
+  const auto is = [&](nb::dlpack::dtype_code code, uint8_t bits) {
+    return dtype.lanes == 1 && dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits;
+  };
+  if (is(Float, 32)) {
+    a.dtype = Dtype::kFloat32;
+  } else if (is(Float, 64)) {
+    a.dtype = Dtype::kFloat64;
+  } else if (is(Int, 64)) {
+    a.dtype = Dtype::kInt64;
+  } else if (is(Float, 16)) {
+    a.dtype = Dtype::kFloat16;
+  } else if (is(Bfloat, 16) || is(UInt, 16)) {  // numpy has no bfloat16: the Python side passes its bits as uint16
+    a.dtype = Dtype::kBfloat16;
+  } else {
+    refuse(what, "expected float32, bfloat16, float16, float64 or int64, saw " + dtype_text(dtype));
+  }
+  if (dims > limits::kTensorDimsMax)
+    refuse(what, "at most " + std::to_string(limits::kTensorDimsMax) + " dimensions, saw " + std::to_string(dims));
+  check_layout(what, dims, shape, strides, data, size_of(a.dtype));
+  a.data = const_cast<void*>(data);
+  a.dims = static_cast<uint32_t>(dims);
+  for (size_t i = 0; i < dims; ++i) a.shape[i] = static_cast<uint64_t>(shape[i]);
+  return a;
+}
+
+Keys to_keys(const std::string& what, const In& a) {
+  using enum nb::dlpack::dtype_code;
+  const nb::dlpack::dtype t = a.dtype();
+  Keys keys;
+  const bool is_int = t.lanes == 1 && t.code == static_cast<uint8_t>(Int);
+  if (is_int && t.bits == 64) {
+    keys.type = KeyType::kInt64;
+  } else if (is_int && t.bits == 32) {
+    keys.type = KeyType::kInt32;
+  } else if (t.lanes == 1 && t.code == static_cast<uint8_t>(UInt) && t.bits == 64) {
+    keys.type = KeyType::kUint64;
+  } else {
+    refuse(what + ", keys", "expected int64, uint64 or int32, saw " + dtype_text(t));
+  }
+  if (a.ndim() != 1) refuse(what + ", keys", "expected one dimension, saw " + std::to_string(a.ndim()));
+  check_layout(what + ", keys", 1, a.shape_ptr(), a.stride_ptr(), a.data(), t.bits / 8);
+  keys.data = a.data();
+  keys.n = a.shape(0);
+  return keys;
+}
+
+Hyper to_hyper(nb::handle tuple) {
+  Hyper hyper;
+  size_t i = 0;
+  for (nb::handle h : tuple) {
+    if (i == limits::kRuleHyperMax) throw StatusError{Status(Code::kInternal, "too many hyperparameters")};
+    hyper.v[i++] = nb::cast<double>(h);
+  }
+  return hyper;
+}
+
+}  // namespace windlass::bind

@@ -1,0 +1,106 @@
+// The limit loops, timed: what `windlass bench` holds our figures against.
+#include "bench/loops.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "bind/bind.h"
+
+namespace windlass::bind {
+namespace {
+
+// Seconds of the best of `repeats` runs of work(thread, threads), each started on all threads at once.
+template <class Work>
+double best_of(int threads, int repeats, Work work) {
+  nb::gil_scoped_release release;
+  std::atomic<int> arrived{0};
+  std::atomic<int> round{0};
+  double best = 1e30;
+  const auto meet = [&](int* my_round) {
+    const int next = ++*my_round;
+    if (arrived.fetch_add(1) + 1 == threads) {
+      arrived.store(0);
+      round.store(next);
+    } else {
+      while (round.load() != next) {
+      }
+    }
+  };
+  const auto run = [&](int thread) {
+    int my_round = 0;
+    for (int r = 0; r < repeats; ++r) {
+      meet(&my_round);
+      const int64_t start = os::now_ns();
+      work(thread, threads);
+      meet(&my_round);
+      if (thread == 0) best = std::min(best, static_cast<double>(os::now_ns() - start) * 1e-9);
+    }
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) others.emplace_back(run, t);
+  run(0);
+  for (std::thread& t : others) t.join();
+  return best;
+}
+
+using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using RowNumbers = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+struct Share {
+  size_t from, n;
+  Share(size_t total, int thread, int threads) {
+    const size_t unit = 1024;
+    const size_t each = (total / static_cast<size_t>(threads) + unit - 1) / unit * unit;
+    from = std::min(total, each * static_cast<size_t>(thread));
+    n = std::min(total - from, each);
+  }
+};
+
+}  // namespace
+
+void bind_bench(nb::module_& m) {
+  m.def(
+      "limit_fused_sgd",
+      [](Floats w, Floats g, Floats out, bool stream, int threads, int repeats) {
+        return best_of(threads, repeats, [&](int t, int of) {
+          const Share s(w.size(), t, of);
+          loops().fused_sgd(w.data() + s.from, g.data() + s.from, out.data() + s.from, s.n, 1e-6f, stream);
+        });
+      },
+      nb::arg("w"), nb::arg("g"), nb::arg("out"), nb::arg("stream"), nb::arg("threads"), nb::arg("repeats"));
+  m.def(
+      "limit_fused_adam",
+      [](Floats w, Floats m1, Floats v, Floats g, Floats out, bool stream, int threads, int repeats) {
+        return best_of(threads, repeats, [&](int t, int of) {
+          const Share s(w.size(), t, of);
+          loops().fused_adam(w.data() + s.from, m1.data() + s.from, v.data() + s.from, g.data() + s.from,
+                             out.data() + s.from, s.n, 1e-6f, stream);
+        });
+      },
+      nb::arg("w"), nb::arg("m"), nb::arg("v"), nb::arg("g"), nb::arg("out"), nb::arg("stream"), nb::arg("threads"),
+      nb::arg("repeats"));
+  m.def(
+      "limit_gather",
+      [](Table table, RowNumbers rows, Table out, bool stream, int repeats) {
+        return best_of(1, repeats, [&](int, int) {
+          loops().gather(table.data(), table.shape(1), rows.data(), out.data(), rows.size(),
+                         static_cast<uint32_t>(out.shape(1)), stream);
+        });
+      },
+      nb::arg("table"), nb::arg("rows"), nb::arg("out"), nb::arg("stream"), nb::arg("repeats"));
+  m.def(
+      "limit_row_adagrad",
+      [](Table table, Bytes heads, RowNumbers rows, Table g, int repeats) {
+        return best_of(1, repeats, [&](int, int) {
+          loops().row_adagrad(table.data(), table.shape(1), reinterpret_cast<RowHead*>(heads.data()), heads.shape(1),
+                              rows.data(), g.data(), rows.size(), static_cast<uint32_t>(g.shape(1)), 1e-6f, 1e-10f);
+        });
+      },
+      nb::arg("table"), nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"));
+}
+
+}  // namespace windlass::bind

@@ -1,0 +1,104 @@
+// What the binding files share. The core never includes a Python header; only this folder does.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cmath>
+#include <optional>
+
+#include "base/os.h"
+#include "client/call.h"
+#include "table/group.h"
+
+namespace windlass::bind {
+
+namespace nb = nanobind;
+
+using In = nb::ndarray<nb::ro, nb::device::cpu>;
+using Out = nb::ndarray<nb::device::cpu>;
+
+// A Status on its way to Python; the translator in module.cc makes it the exception of its code.
+struct StatusError {
+  Status status;
+};
+inline void raise_if_error(Status status) {
+  if (!status.ok()) throw StatusError{std::move(status)};
+}
+
+inline int64_t deadline_in(double seconds) {
+  constexpr double kSecondsMax = 1e9;
+  if (!(seconds >= 0))
+    throw StatusError{
+        Status(Code::kInvalidArgument, "timeout must be at least 0 seconds, not " + std::to_string(seconds))};
+  return os::now_ns() + static_cast<int64_t>(std::min(seconds, kSecondsMax) * 1e9);
+}
+
+Array to_array(const std::string& what, const nb::dlpack::dtype& dtype, const void* data, size_t dims,
+               const int64_t* shape, const int64_t* strides);
+
+template <class A>
+Array to_array(const std::string& what, const A& a) {
+  return to_array(what, a.dtype(), a.data(), a.ndim(), a.shape_ptr(), a.stride_ptr());
+}
+
+Keys to_keys(const std::string& what, const In& a);
+
+Hyper to_hyper(nb::handle tuple);
+
+// Waits for a started call, without the GIL unless it is done already.
+template <class C>
+void finish(const Ref<C>& call, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
+  Status status;
+  if (call->done()) {
+    status = call->finish(deadline);
+  } else {
+    nb::gil_scoped_release release;
+    status = call->finish(deadline);
+  }
+  raise_if_error(std::move(status));
+}
+
+// Runs f without the GIL where the request is large enough for others to profit.
+template <class F>
+void start(size_t bytes, F f) {
+  Status status;
+  if (bytes <= limits::kGilBytesMax) {
+    status = f();
+  } else {
+    nb::gil_scoped_release release;
+    status = f();
+  }
+  raise_if_error(std::move(status));
+}
+
+// A future. Its error is kept for the next call on the object if nobody waits for it.
+class Future {
+ public:
+  explicit Future(Ref<Call> call) : call_(std::move(call)) {}
+  Future(const Future&) = delete;
+  Future& operator=(const Future&) = delete;
+  ~Future() { call_->drop(); }
+  bool done() const { return call_->done(); }
+  void wait(double timeout) {
+    const int64_t deadline = deadline_in(timeout);
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = call_->wait(deadline);
+    }
+    raise_if_error(std::move(status));
+  }
+  Call& call() { return *call_; }
+
+ private:
+  const Ref<Call> call_;
+};
+
+void bind_engine(nb::module_& m);
+void bind_tensor(nb::module_& m);
+void bind_table(nb::module_& m);
+void bind_bench(nb::module_& m);
+
+}  // namespace windlass::bind

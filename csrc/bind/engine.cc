@@ -1,0 +1,194 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <condition_variable>
+#include <thread>
+
+#include "bind/bind.h"
+#include "client/table.h"
+#include "client/tensor.h"
+
+namespace windlass::bind {
+namespace {
+
+// What keeps a registered array's memory: the engine, and the block to give back to it.
+struct Owner {
+  std::shared_ptr<Engine> engine;
+  std::byte* block;
+  ~Owner() {
+    if (!engine->forked()) engine->arena().give(block);
+  }
+};
+
+nb::dlpack::dtype dlpack_of(Dtype t) {
+  using enum nb::dlpack::dtype_code;
+  switch (t) {
+    case Dtype::kFloat32: return {static_cast<uint8_t>(Float), 32, 1};
+    case Dtype::kFloat64: return {static_cast<uint8_t>(Float), 64, 1};
+    case Dtype::kInt64: return {static_cast<uint8_t>(Int), 64, 1};
+    case Dtype::kFloat16: return {static_cast<uint8_t>(Float), 16, 1};
+    case Dtype::kBfloat16: return {static_cast<uint8_t>(UInt), 16, 1};
+  }
+  return {};
+}
+
+nb::ndarray<nb::numpy> empty(const std::shared_ptr<Engine>& engine, const std::vector<size_t>& shape, Dtype dtype) {
+  raise_if_error(engine->usable());
+  size_t bytes = size_of(dtype);
+  for (const size_t d : shape) {
+    if (d != 0 && bytes > (size_t{1} << 46) / d)
+      throw StatusError{Status(Code::kInvalidArgument, "empty: the array is too large")};
+    bytes *= d;
+  }
+  std::byte* block = engine->arena().take(bytes);
+  if (block == nullptr)
+    throw StatusError{Status(Code::kResourceExhausted, "empty: no memory for " + std::to_string(bytes) + " bytes")};
+  nb::capsule owner(new Owner{engine, block}, [](void* p) noexcept { delete static_cast<Owner*>(p); });
+  return nb::ndarray<nb::numpy>(block, shape.size(), shape.data(), owner, nullptr, dlpack_of(dtype));
+}
+
+// Takes the turn of one shard and keeps it until released: a server that is busy with it, for tests.
+class Hold {
+ public:
+  Hold(std::shared_ptr<Engine> engine, std::shared_ptr<void> object, Turn* turn) : state_(std::make_shared<State>()) {
+    state_->engine = std::move(engine);
+    state_->object = std::move(object);
+    std::thread([state = state_, turn] { turn->run(*state); }).detach();
+    std::unique_lock lock(state_->mutex);
+    state_->changed.wait(lock, [this] { return state_->held; });
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  ~Hold() { release(); }
+  void release() {
+    std::lock_guard lock(state_->mutex);
+    state_->released = true;
+    state_->changed.notify_all();
+  }
+
+ private:
+  struct State final : Job {
+    void run() override {
+      std::unique_lock lock(mutex);
+      held = true;
+      changed.notify_all();
+      changed.wait(lock, [this] { return released; });
+    }
+    std::shared_ptr<Engine> engine;
+    std::shared_ptr<void> object;
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool held = false, released = false;
+  };
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  nb::enum_<Dtype>(m, "Dtype")
+      .value("FLOAT32", Dtype::kFloat32)
+      .value("FLOAT64", Dtype::kFloat64)
+      .value("INT64", Dtype::kInt64)
+      .value("BFLOAT16", Dtype::kBfloat16)
+      .value("FLOAT16", Dtype::kFloat16);
+  nb::enum_<RuleKind>(m, "RuleKind")
+      .value("SGD", RuleKind::kSgd)
+      .value("MOMENTUM", RuleKind::kMomentum)
+      .value("ADAGRAD", RuleKind::kAdagrad)
+      .value("ROW_ADAGRAD", RuleKind::kRowAdagrad)
+      .value("ADAM", RuleKind::kAdam)
+      .value("ADAMW", RuleKind::kAdamW)
+      .value("SUM", RuleKind::kSum)
+      .value("ASSIGN", RuleKind::kAssign)
+      .value("MAX", RuleKind::kMax);
+  nb::enum_<InitKind>(m, "InitKind")
+      .value("ZEROS", InitKind::kZeros)
+      .value("CONSTANT", InitKind::kConstant)
+      .value("UNIFORM", InitKind::kUniform)
+      .value("NORMAL", InitKind::kNormal);
+
+  nb::class_<Engine>(m, "Engine", "One server and one arena inside this process.")
+      .def(nb::new_([](int threads, uint64_t memory_bytes_max) {
+             return std::make_shared<Engine>(threads, memory_bytes_max);
+           }),
+           nb::arg("threads"), nb::arg("memory_bytes_max"))
+      .def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "A registered array, not zeroed.")
+      .def(
+          "registered",
+          [](Engine& e, const In& a) {
+            return e.arena().registered({static_cast<const std::byte*>(a.data()), a.nbytes()});
+          },
+          nb::arg("array"))
+      .def(
+          "close",
+          [](Engine& e, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = e.close(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"))
+      .def(
+          "check", [](Engine& e) { raise_if_error(e.usable()); }, "Raises unless the engine can be used.")
+      .def_prop_ro("closed", &Engine::closed)
+      .def_prop_ro("forked", &Engine::forked)
+      .def_prop_ro("threads", [](Engine& e) { return e.server().threads(); })
+      .def_prop_ro("memory_bytes", [](Engine& e) { return e.server().memory_bytes(); });
+
+  nb::class_<Session>(m, "Session", "One worker on an engine.")
+      .def(nb::new_([](std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size) {
+             std::shared_ptr<Session> session;
+             raise_if_error(Session::open(std::move(engine), rank, world_size, &session));
+             return session;
+           }),
+           nb::arg("engine"), nb::arg("rank"), nb::arg("world_size"))
+      .def("tick", &Session::tick)
+      .def(
+          "raise_unseen", [](Session& s) { raise_if_error(s.take_unseen()); }, "Raises the error of a dropped future.")
+      .def(
+          "fingerprint",
+          [](Session& s, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            uint64_t value = 0;
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.fingerprint(deadline, &value);
+            }
+            raise_if_error(std::move(status));
+            return value;
+          },
+          nb::arg("timeout"))
+      .def_prop_ro("clock", &Session::clock)
+      .def_prop_ro("rank", &Session::rank)
+      .def_prop_ro("world_size", &Session::world_size)
+      .def_prop_ro("incarnation", &Session::incarnation);
+
+  nb::class_<Future>(m, "Future", "A request under way.")
+      .def("done", &Future::done)
+      .def("wait", &Future::wait, nb::arg("timeout"));
+
+  nb::class_<Hold>(m, "Hold", "Keeps the turn of a shard, for tests.").def("release", &Hold::release);
+  m.def(
+      "hold_tensor",
+      [](const std::shared_ptr<TensorClient>& t, uint32_t shard) {
+        if (shard >= t->tensor().cut().shards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
+        return std::make_unique<Hold>(t->session().shared_engine(), t, &t->tensor().shard(shard).turn);
+      },
+      nb::arg("tensor"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "hold_table",
+      [](const std::shared_ptr<TableClient>& t, uint32_t shard) {
+        if (shard >= limits::kTableShards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
+        return std::make_unique<Hold>(t->session().shared_engine(), t, &t->table().shard(shard).turn);
+      },
+      nb::arg("table"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace windlass::bind

@@ -1,0 +1,39 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bind.h"
+#include "rule/kernels.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// Exception classes by code; windlass/_errors.py hands them over when it is imported and keeps them alive.
+nb::handle g_errors;
+
+void translate(const std::exception_ptr& p, void*) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const windlass::bind::StatusError& e) {
+    const auto code = static_cast<Py_ssize_t>(e.status.code());
+    PyObject* type = g_errors.is_valid() ? PyList_GetItem(g_errors.ptr(), code) : PyExc_RuntimeError;
+    PyErr_SetString(type != nullptr ? type : PyExc_RuntimeError, e.status.message().c_str());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "The native core of windlass.";
+  nb::register_exception_translator(translate);
+  m.def(
+      "set_errors", [](nb::list errors) { g_errors = errors; }, nb::arg("errors"),
+      "The exception class of every code, in order; the caller keeps the list.");
+  m.def("isa", [] { return windlass::kernels().isa; }, "The instruction set the kernels use.");
+  m.def("isa_complaint", &windlass::isa_complaint, "What is wrong with WINDLASS_ISA, or nothing.");
+  m.def("cores", &windlass::os::cores, "Cores this process may run on.");
+  windlass::bind::bind_engine(m);
+  windlass::bind::bind_tensor(m);
+  windlass::bind::bind_table(m);
+  windlass::bind::bind_bench(m);
+}

@@ -1,0 +1,156 @@
+#include "client/table.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include "bind/bind.h"
+
+namespace windlass::bind {
+namespace {
+
+struct Prepared {
+  TableRequest request;
+  Array in, out;
+  size_t bytes = 0;
+};
+
+void prepare(TableClient& t, Prepared* p, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
+             nb::handle hyper, bool create) {
+  const std::string what = "table '" + t.table().name() + "'";
+  p->request.keys = to_keys(what, keys);
+  p->bytes = p->request.keys.n * t.table().spec().dim * sizeof(float);
+  if (grads) {
+    p->in = to_array(what + ", gradients", *grads);
+    p->request.in = &p->in;
+    p->request.hyper = to_hyper(hyper);
+  }
+  if (out) {
+    p->out = to_array(what + ", out", *out);
+    p->request.out = &p->out;
+  }
+  p->request.create = create;
+  p->request.closes = grads && out;
+}
+
+void call_now(TableClient& t, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
+              nb::handle hyper, bool create, double timeout) {
+  Prepared p;
+  prepare(t, &p, keys, grads, out, hyper, create);
+  Ref<TableCall> call;
+  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  finish(call, timeout);
+}
+
+std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::optional<In>& grads,
+                                   const std::optional<Out>& out, nb::handle hyper, bool create) {
+  Prepared p;
+  prepare(t, &p, keys, grads, out, hyper, create);
+  Ref<TableCall> call;
+  start(p.bytes, [&] { return t.start(p.request, How::kFuture, &call); });
+  return std::make_unique<Future>(call);
+}
+
+uint64_t erase(TableClient& t, const In& keys, double timeout) {
+  TableRequest request;
+  request.keys = to_keys("table '" + t.table().name() + "'", keys);
+  request.erase = true;
+  Ref<TableCall> call;
+  start(request.keys.n * 64, [&] { return t.start(request, How::kWait, &call); });
+  finish(call, timeout);
+  return call->erased();
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
+}
+
+// Walks a table in chunks.
+class Export {
+ public:
+  explicit Export(std::shared_ptr<TableClient> table) : table_(std::move(table)) {}
+
+  nb::tuple next(size_t most, double timeout) {
+    const int64_t deadline = deadline_in(timeout);
+    std::vector<uint64_t> keys;
+    std::vector<float> weights;
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = table_->scan(&cursor_, most, deadline, &keys, &weights);
+    }
+    raise_if_error(std::move(status));
+    const size_t n = keys.size(), dim = table_->table().spec().dim;
+    return nb::make_tuple(to_numpy(std::move(keys), {n}), to_numpy(std::move(weights), {n, dim}));
+  }
+
+ private:
+  const std::shared_ptr<TableClient> table_;
+  TableClient::Cursor cursor_;
+};
+
+template <class F>
+uint64_t ask(TableClient& t, double timeout, F f) {
+  const int64_t deadline = deadline_in(timeout);
+  uint64_t value = 0;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (t.*f)(deadline, &value);
+  }
+  raise_if_error(std::move(status));
+  return value;
+}
+
+nb::tuple unique_keys(const In& array) {
+  const Keys keys = to_keys("unique", array);
+  std::vector<uint64_t> found(keys.n);
+  std::vector<int64_t> inverse(keys.n);
+  {
+    nb::gil_scoped_release release;
+    found.resize(unique(keys, found.data(), inverse.data()));
+  }
+  const size_t n = found.size();
+  return nb::make_tuple(to_numpy(std::move(found), {n}), to_numpy(std::move(inverse), {static_cast<size_t>(keys.n)}));
+}
+
+}  // namespace
+
+void bind_table(nb::module_& m) {
+  m.def("unique", &unique_keys, nb::arg("keys"), "Each key once, as uint64, and for every key its place there.");
+
+  nb::class_<Export>(m, "Export", "Walks a table in chunks.")
+      .def("next", &Export::next, nb::arg("most"), nb::arg("timeout"));
+
+  nb::class_<TableClient>(m, "Table", "A session's handle on a table.")
+      .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, uint32_t dim, RuleKind rule,
+                       float initial_state, InitKind init, double a, double b, uint64_t seed, bool reject_nonfinite) {
+             std::shared_ptr<TableClient> client;
+             raise_if_error(TableClient::open(
+                 std::move(session), name, TableSpec{dim, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite},
+                 &client));
+             return client;
+           }),
+           nb::arg("session"), nb::arg("name"), nb::arg("dim"), nb::arg("rule"), nb::arg("initial_state"),
+           nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"))
+      .def("call_now", &call_now, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
+           nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"),
+           "Pull, push or push_pull, by which of grads and out are given; returns when done.")
+      .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
+           nb::arg("hyper").none(), nb::arg("create"), "The same as a future.")
+      .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
+      .def(
+          "rows", [](TableClient& t, double timeout) { return ask(t, timeout, &TableClient::rows); },
+          nb::arg("timeout"))
+      .def(
+          "fingerprint", [](TableClient& t, double timeout) { return ask(t, timeout, &TableClient::fingerprint); },
+          nb::arg("timeout"))
+      .def("export", [](std::shared_ptr<TableClient> t) { return std::make_unique<Export>(std::move(t)); });
+}
+
+}  // namespace windlass::bind

@@ -1,0 +1,159 @@
+#include "client/tensor.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bind.h"
+
+namespace windlass::bind {
+namespace {
+
+// What a pull has seen of each shard. Opaque: to be given back as newer_than=.
+struct Version {
+  Versions of;
+};
+
+Selection to_selection(const std::string& what, nb::handle rows) {
+  Selection s;
+  if (rows.is_none()) return s;
+  if (nb::isinstance<nb::tuple>(rows)) {
+    s.kind = Selection::kRange;
+    s.begin = nb::cast<uint64_t>(rows[0]);
+    s.end = nb::cast<uint64_t>(rows[1]);
+    return s;
+  }
+  const In list = nb::cast<In>(rows);
+  const Array a = to_array(what + ", rows", list);
+  if (a.dtype != Dtype::kInt64 || a.dims != 1)
+    throw StatusError{Status(Code::kShapeMismatch, what + ": row numbers must be int64 in one dimension")};
+  s.kind = Selection::kList;
+  s.list = static_cast<const int64_t*>(a.data);
+  s.n = a.shape[0];
+  return s;
+}
+
+struct Prepared {
+  TensorRequest request;
+  Array in, out;
+  size_t bytes = 0;
+};
+
+// Fills `p`, whose request points into it.
+void prepare(TensorClient& t, Prepared* p, const std::optional<In>& grad, const std::optional<Out>& out,
+             nb::handle rows, nb::handle hyper) {
+  const std::string what = "tensor '" + t.tensor().name() + "'";
+  if (grad) {
+    p->in = to_array(what + ", gradient", *grad);
+    p->request.in = &p->in;
+    p->request.hyper = to_hyper(hyper);
+    p->bytes = p->in.bytes();
+  }
+  if (out) {
+    p->out = to_array(what + ", out", *out);
+    p->request.out = &p->out;
+    p->bytes = std::max(p->bytes, p->out.bytes());
+  }
+  p->request.closes = grad && out;
+  p->request.rows = to_selection(what, rows);
+}
+
+void call_now(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out, nb::handle rows,
+              nb::handle hyper, double timeout) {
+  Prepared p;
+  prepare(t, &p, grad, out, rows, hyper);
+  Ref<TensorCall> call;
+  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  finish(call, timeout);
+}
+
+std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out,
+                                   nb::handle rows, nb::handle hyper) {
+  Prepared p;
+  prepare(t, &p, grad, out, rows, hyper);
+  Ref<TensorCall> call;
+  start(p.bytes, [&] { return t.start(p.request, How::kFuture, &call); });
+  return std::make_unique<Future>(call);
+}
+
+std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle rows, const Version* newer_than,
+                                    double timeout) {
+  Prepared p;
+  prepare(t, &p, std::nullopt, out, rows, nb::none());
+  p.request.versioned = true;
+  if (newer_than != nullptr) {
+    if (!newer_than->of.empty() && newer_than->of.size() != t.tensor().cut().shards) {
+      throw StatusError{Status(Code::kInvalidArgument, "pull of tensor '" + t.tensor().name() +
+                                                           "': newer_than is the version of another tensor")};
+    }
+    p.request.newer_than = &newer_than->of;
+  }
+  Ref<TensorCall> call;
+  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  finish(call, timeout);
+  return {Version{call->versions()}, call->changed()};
+}
+
+}  // namespace
+
+void bind_tensor(nb::module_& m) {
+  nb::class_<Version>(m, "Version", "What a pull has seen; to be given back as newer_than=.")
+      .def("__eq__", [](const Version& a, const Version& b) { return a.of == b.of; })
+      .def("__hash__",
+           [](const Version& v) {
+             uint64_t h = 0;
+             for (const uint64_t x : v.of) h = mix_in(h, x);
+             return static_cast<Py_hash_t>(h >> 2);
+           })
+      .def("__repr__", [](const Version& v) {
+        uint64_t sum = 0;
+        for (const uint64_t x : v.of) sum += x;
+        return "<Version of " + std::to_string(v.of.size()) + " shards, " + std::to_string(sum) + " updates>";
+      });
+
+  nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
+      .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
+                       Dtype dtype, RuleKind rule, float initial_state, InitKind init, double a, double b,
+                       uint64_t seed, bool reject_nonfinite) {
+             TensorSpec spec{shape, dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite};
+             std::shared_ptr<TensorClient> client;
+             Status status;
+             {
+               nb::gil_scoped_release release;
+               status = TensorClient::open(std::move(session), name, spec, &client);
+             }
+             raise_if_error(std::move(status));
+             return client;
+           }),
+           nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"),
+           nb::arg("initial_state"), nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
+           nb::arg("reject_nonfinite"))
+      .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
+           nb::arg("hyper").none(), nb::arg("timeout"),
+           "Pull, push or push_pull, by which of grad and out are given; returns when done.")
+      .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
+           nb::arg("hyper").none(), "The same as a future.")
+      .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
+           nb::arg("timeout"))
+      .def(
+          "fingerprint",
+          [](TensorClient& t, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            uint64_t value = 0;
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = t.fingerprint(deadline, &value);
+            }
+            raise_if_error(std::move(status));
+            return value;
+          },
+          nb::arg("timeout"))
+      .def_prop_ro("shards", [](TensorClient& t) { return t.tensor().cut().shards; })
+      .def_prop_ro("memory_bytes", [](TensorClient& t) { return t.tensor().bytes(); });
+}
+
+}  // namespace windlass::bind

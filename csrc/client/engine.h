@@ -1,0 +1,105 @@
+// Engine and Session: what a process holds when the servers are inside it.
+//
+// An Engine is one server and one arena. A Session is one worker on it: an app of one process has one, threads that
+// act as workers have one each. Handles (client/tensor.h, client/table.h) belong to a session.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/os.h"
+#include "base/status.h"
+#include "client/arena.h"
+#include "server/server.h"
+
+namespace windlass {
+
+class Engine {
+ public:
+  Engine(int threads, uint64_t memory_bytes_max);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  Server& server() { return *server_; }
+  Arena& arena() { return *arena_; }
+
+  // Ok while the engine can be used: not closed, and not the copy of it that a fork made.
+  Status usable() const;
+  bool forked() const { return generation_ != os::fork_generation(); }
+  // Refuses further requests and waits for those under way; kTimeout names how many are left.
+  Status close(int64_t deadline_ns);
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+
+  // Requests under way, so that close() can wait for them.
+  Status enter();
+  void leave();
+
+ private:
+  const uint32_t generation_ = os::fork_generation();
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Arena> arena_;
+  std::atomic<bool> closed_{false};
+  std::atomic<uint32_t> under_way_{0};
+};
+
+// The error of a request whose future nobody looked at. The next call on the object, tick() or close() raises it.
+class Unseen {
+ public:
+  void add(const Status& status);
+  Status take();  // the first one, and how many there were
+
+ private:
+  std::atomic<uint32_t> count_{0};
+  std::mutex mutex_;
+  Status first_;
+};
+
+// How far a session has got with one object. It outlives handles: an object that is opened again goes on from here.
+struct Progress {
+  explicit Progress(uint32_t shards) : sent(shards), closed(shards) {}
+  std::vector<uint64_t> sent;  // the last sequence pushed to each shard: the holder of its turn
+  std::mutex mutex;
+  std::vector<uint64_t> closed;  // the clock up to which each shard is closed
+  Unseen unseen;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  static Status open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size, std::shared_ptr<Session>* out);
+
+  Engine& engine() { return *engine_; }
+  const std::shared_ptr<Engine>& shared_engine() const { return engine_; }
+  uint32_t number() const { return number_; }  // under which the server keeps its records
+  uint32_t rank() const { return rank_; }
+  uint32_t world_size() const { return world_size_; }
+  uint64_t incarnation() const { return incarnation_; }
+
+  // How many iterations this worker has closed.
+  uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
+  void tick() { clock_.fetch_add(1, std::memory_order_acq_rel); }
+
+  std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
+  Status take_unseen();  // of any object
+  // The sum over all objects of the engine, also those that other sessions made.
+  Status fingerprint(int64_t deadline_ns, uint64_t* out);
+
+ private:
+  Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size)
+      : engine_(std::move(engine)), number_(number), rank_(rank), world_size_(world_size) {}
+
+  const std::shared_ptr<Engine> engine_;
+  const uint32_t number_, rank_, world_size_;
+  const uint64_t incarnation_ = os::random_u64();
+  std::atomic<uint64_t> clock_{0};
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Progress>> progress_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,70 @@
+#include "client/handle.h"
+
+#include <algorithm>
+
+namespace windlass {
+namespace {
+
+class EachShard final : public Call {
+ public:
+  EachShard(const Handle& handle, std::string what, uint32_t shards, std::function<Turn&(uint32_t)> turn,
+            std::function<Status(uint32_t)> visit, std::shared_ptr<void> alive)
+      : Call(handle.shared_session(), handle.progress(), std::move(what)),
+        turn_(std::move(turn)),
+        visit_(std::move(visit)),
+        alive_(std::move(alive)) {
+    set_parts(shards);
+  }
+
+ protected:
+  Turn& turn(uint32_t part) override { return turn_(part); }
+  Status run(uint32_t part, bool) override { return visit_(part); }
+
+ private:
+  const std::function<Turn&(uint32_t)> turn_;
+  const std::function<Status(uint32_t)> visit_;
+  const std::shared_ptr<void> alive_;
+};
+
+}  // namespace
+
+Status Handle::push_in_turn(const std::string& what, uint32_t index, Shard& shard, uint64_t clock, bool closes,
+                            const std::function<Status()>& apply) {
+  Record& record = shard.records.of(session_->number());
+  const uint64_t sequence = ++progress_->sent[index];
+  if (record.admit(sequence) != Admission::kApply) {
+    return Status(Code::kInternal, what + ": shard " + std::to_string(index) + " expected sequence " +
+                                       std::to_string(record.sequence + 1) + ", saw " + std::to_string(sequence));
+  }
+  record.sequence = sequence;  // a refusal consumes the sequence, too
+  record.close(closes ? clock + 1 : clock);
+  Status status = apply();
+  if (status.ok()) ++shard.version;
+  return status;
+}
+
+uint64_t Handle::clock_for_push(const std::vector<uint32_t>& shards, bool closes) {
+  std::lock_guard lock(progress_->mutex);
+  const uint64_t now = session_->clock();
+  if (std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] > now; }))
+    session_->tick();
+  const uint64_t clock = session_->clock();
+  if (closes) {
+    for (const uint32_t s : shards) progress_->closed[s] = clock + 1;
+  }
+  return clock;
+}
+
+Status Handle::each_shard(const std::string& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
+                          const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive,
+                          int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(session_->engine().usable());
+  WL_RETURN_IF_ERROR(take_unseen());
+  const Ref<EachShard> call(new EachShard(*this, what, shards, turn, visit, std::move(alive)));
+  WL_RETURN_IF_ERROR(call->start(nullptr, 0, 0, How::kWait));
+  Status status = call->finish(deadline_ns);
+  if (status.code() == Code::kTimeout) call->cancel();  // `visit` may refer to the caller's stack
+  return status;
+}
+
+}  // namespace windlass

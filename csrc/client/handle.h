@@ -1,0 +1,49 @@
+// Handle: what a session knows of an object it has open, whatever the object is.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/call.h"
+#include "session/shard.h"
+
+namespace windlass {
+
+class Handle {
+ public:
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  Session& session() { return *session_; }
+  const std::shared_ptr<Session>& shared_session() const { return session_; }
+  const std::shared_ptr<Progress>& progress() const { return progress_; }
+  Status take_unseen() { return progress_->unseen.take(); }
+
+  // With the turn of the shard held: apply(), under the next sequence of this session. `clock` is the worker's when
+  // it pushed, `closes` whether the push ends the iteration here.
+  Status push_in_turn(const std::string& what, uint32_t index, Shard& shard, uint64_t clock, bool closes,
+                      const std::function<Status()>& apply);
+
+  // A push to a shard that this worker has already closed belongs to its next iteration: ticks first. Returns the
+  // clock of the push.
+  uint64_t clock_for_push(const std::vector<uint32_t>& shards, bool closes);
+
+ protected:
+  Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t shards)
+      : session_(std::move(session)), progress_(session_->progress(name, shards)) {}
+  ~Handle() = default;
+
+  // Runs `visit` on every shard at its turn, and waits for all of them. `alive` keeps the object while it runs.
+  Status each_shard(const std::string& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
+                    const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive, int64_t deadline_ns);
+
+ private:
+  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<Progress> progress_;
+};
+
+}  // namespace windlass

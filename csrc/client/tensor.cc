@@ -1,0 +1,249 @@
+#include "client/tensor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace windlass {
+
+TensorCall::TensorCall(std::shared_ptr<TensorClient> client, std::string what, const TensorRequest& r)
+    : Call(client->shared_session(), client->progress(), std::move(what)),
+      client_(std::move(client)),
+      hyper_(r.hyper),
+      closes_(r.closes),
+      pushes_(r.in != nullptr),
+      versioned_(r.versioned) {
+  if (r.in != nullptr) {
+    arrays_.in = r.in->data;
+    arrays_.in_dtype = r.in->dtype;
+  }
+  if (r.out != nullptr) {
+    arrays_.out = r.out->data;
+    arrays_.out_dtype = r.out->dtype;
+    arrays_.stream = r.out->bytes() >= limits::kStreamBytesMin;
+  }
+  const uint32_t shards = client_->tensor().cut().shards;
+  if (r.newer_than != nullptr) {
+    newer_than_ = *r.newer_than;
+    newer_than_.resize(shards);
+  }
+  if (versioned_) versions_ = newer_than_;
+  if (versioned_) versions_.resize(shards);
+
+  const uint64_t row = client_->tensor().cut().row;
+  switch (r.rows.kind) {
+    case Selection::kAll: add(0, client_->tensor().spec().elements(), 0); break;
+    case Selection::kRange: add(r.rows.begin * row, (r.rows.end - r.rows.begin) * row, 0); break;
+    case Selection::kList:
+      for (uint64_t i = 0; i < r.rows.n; ++i) add(static_cast<uint64_t>(r.rows.list[i]) * row, row, i * row);
+      if (r.in != nullptr) combine_repeats(r.rows, *r.in);
+      sort_by_shard(&spans_);
+      break;
+  }
+  make_parts();
+}
+
+// Cuts [first, first + n) of the tensor, which is at `at` in the caller's arrays, by shard.
+void TensorCall::add(uint64_t first, uint64_t n, uint64_t at) {
+  const Cut& cut = client_->tensor().cut();
+  while (n > 0) {
+    const uint64_t here = std::min(n, cut.end_of(cut.shard_of(first)) - first);
+    spans_.push_back({first, here, at});
+    first += here;
+    at += here;
+    n -= here;
+  }
+}
+
+void TensorCall::sort_by_shard(std::vector<Span>* spans) const {
+  const Cut& cut = client_->tensor().cut();
+  std::stable_sort(spans->begin(), spans->end(),
+                   [&](const Span& a, const Span& b) { return cut.shard_of(a.first) < cut.shard_of(b.first); });
+}
+
+// Rows that come several times are combined, in order, into one gradient each; the answer still has them all.
+void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
+  std::vector<std::pair<int64_t, uint64_t>> order(rows.n);
+  for (uint64_t i = 0; i < rows.n; ++i) order[i] = {rows.list[i], i};
+  std::sort(order.begin(), order.end());
+  const auto same_row = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (std::adjacent_find(order.begin(), order.end(), same_row) == order.end()) return;
+
+  const TensorSpec& spec = client_->tensor().spec();
+  const uint64_t row = client_->tensor().cut().row;
+  const bool is_f32 = spec.dtype == Dtype::kFloat32;
+  const size_t bytes = row * size_of(spec.dtype);
+  combined_ = std::make_unique_for_overwrite<std::byte[]>(rows.n * bytes);
+  const auto one = std::make_unique_for_overwrite<float[]>(is_f32 ? row : 0);
+  if (arrays_.out != nullptr) repeats_ = std::move(spans_);
+  sort_by_shard(&repeats_);
+  spans_.clear();
+  uint64_t made = 0;
+  for (uint64_t i = 0; i < rows.n; ++i) {
+    const std::byte* g = static_cast<const std::byte*>(in.data) + order[i].second * row * size_of(in.dtype);
+    const bool first = i == 0 || !same_row(order[i], order[i - 1]);
+    if (first) add(static_cast<uint64_t>(order[i].first) * row, row, made++ * row);
+    std::byte* into = combined_.get() + (made - 1) * bytes;
+    if (first && is_f32) {
+      kernels().to_f32(in.dtype, g, reinterpret_cast<float*>(into), row);
+    } else if (first) {
+      std::memcpy(into, g, bytes);
+    } else if (is_f32) {
+      kernels().to_f32(in.dtype, g, one.get(), row);
+      kernels().combine(layout_of(spec.rule.kind).combine, reinterpret_cast<float*>(into), one.get(), row);
+    } else {
+      Dense d;  // Sum, Max and Assign combine gradients as they treat weights
+      d.w = into;
+      d.g = g;
+      d.n = row;
+      const RuleKernels& rule = kernels(spec.rule.kind);
+      (spec.dtype == Dtype::kFloat64 ? rule.dense_f64 : rule.dense_i64)({}, d);
+    }
+  }
+  arrays_.in = combined_.get();
+  arrays_.in_dtype = spec.dtype;
+}
+
+void TensorCall::make_parts() {
+  const Cut& cut = client_->tensor().cut();
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const uint32_t shard = cut.shard_of(spans_[i].first);
+    if (shards_.empty() || shards_.back() != shard) {
+      shards_.push_back(shard);
+      starts_.push_back(i);
+    }
+  }
+  starts_.push_back(spans_.size());
+  set_parts(static_cast<uint32_t>(shards_.size()));
+}
+
+Turn& TensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
+
+Status TensorCall::run(uint32_t part, bool kept) {
+  Tensor& tensor = client_->tensor();
+  const uint32_t index = shards_[part];
+  Shard& shard = tensor.shard(index);
+  const Span* spans = spans_.data() + starts_[part];
+  const size_t n = starts_[part + 1] - starts_[part];
+  if (pushes_) {
+    WL_RETURN_IF_ERROR(client_->push_in_turn(what(), index, shard, clock_, closes_, [&] {
+      Arrays arrays = arrays_;
+      if (kept && combined_ == nullptr) arrays.in = kept_.get();
+      if (!repeats_.empty()) arrays.out = nullptr;
+      tensor.apply(index, hyper_, spans, n, arrays);
+      return Status();
+    }));
+    if (!repeats_.empty()) read_repeats(index);
+  } else if (newer_than_.empty() || shard.version > newer_than_[index]) {
+    tensor.read(spans, n, arrays_);
+    changed_.store(true, std::memory_order_relaxed);
+  }
+  if (versioned_) versions_[index] = shard.version;
+  return {};
+}
+
+void TensorCall::read_repeats(uint32_t shard) {
+  const Cut& cut = client_->tensor().cut();
+  auto it = std::partition_point(repeats_.begin(), repeats_.end(),
+                                 [&](const Span& s) { return cut.shard_of(s.first) < shard; });
+  for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) client_->tensor().read(&*it, 1, arrays_);
+}
+
+void TensorCall::keep(uint32_t part) {
+  std::lock_guard lock(keep_mutex_);
+  if (combined_ != nullptr || !pushes_) return;
+  const size_t size = size_of(arrays_.in_dtype);
+  if (kept_ == nullptr) {
+    uint64_t end = 0;
+    for (const Span& s : spans_) end = std::max(end, s.at + s.n);
+    kept_ = std::make_unique_for_overwrite<std::byte[]>(end * size);
+  }
+  for (size_t i = starts_[part]; i < starts_[part + 1]; ++i) {
+    const Span& s = spans_[i];
+    std::memcpy(kept_.get() + s.at * size, static_cast<const std::byte*>(arrays_.in) + s.at * size, s.n * size);
+  }
+}
+
+TensorClient::TensorClient(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor)
+    : Handle(std::move(session), tensor->name(), tensor->cut().shards), tensor_(std::move(tensor)) {}
+
+Status TensorClient::open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
+                          std::shared_ptr<TensorClient>* out) {
+  WL_RETURN_IF_ERROR(session->engine().usable());
+  std::shared_ptr<Tensor> tensor;
+  WL_RETURN_IF_ERROR(session->engine().server().open_tensor(name, spec, &tensor));
+  *out = attach(std::move(session), std::move(tensor));
+  return {};
+}
+
+std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor) {
+  return std::shared_ptr<TensorClient>(new TensorClient(std::move(session), std::move(tensor)));
+}
+
+Status TensorClient::check(const TensorRequest& r, const std::string& what) const {
+  const TensorSpec& spec = tensor_->spec();
+  const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
+  std::vector<uint64_t> shape = spec.shape;
+  if (r.rows.kind != Selection::kAll && shape.empty()) {
+    return Status(Code::kInvalidArgument, what + ": a scalar has no rows");
+  }
+  if (r.rows.kind == Selection::kRange) {
+    if (r.rows.begin > r.rows.end || r.rows.end > rows) {
+      return Status(Code::kInvalidArgument, what + ": rows " + std::to_string(r.rows.begin) + ":" +
+                                                std::to_string(r.rows.end) + " of " + std::to_string(rows));
+    }
+    shape[0] = r.rows.end - r.rows.begin;
+  } else if (r.rows.kind == Selection::kList) {
+    for (uint64_t i = 0; i < r.rows.n; ++i) {
+      if (r.rows.list[i] < 0 || static_cast<uint64_t>(r.rows.list[i]) >= rows) {
+        return Status(Code::kInvalidArgument,
+                      what + ": row " + std::to_string(r.rows.list[i]) + " of " + std::to_string(rows));
+      }
+    }
+    shape[0] = r.rows.n;
+  }
+  if (r.in != nullptr) {
+    WL_RETURN_IF_ERROR(check_array(what + ", gradient", *r.in, shape.data(), shape.size(), spec.dtype));
+    if (spec.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
+      return Status(Code::kNonFinite, what + ": the gradient has NaN or infinity; nothing was applied");
+    }
+  }
+  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what + ", out", *r.out, shape.data(), shape.size(), spec.dtype));
+  return {};
+}
+
+Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out) {
+  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(take_unseen());
+  std::string what = std::string(r.in == nullptr    ? "pull"
+                                 : r.out == nullptr ? "push"
+                                                    : "push_pull") +
+                     " of tensor '" + tensor_->name() + "'";
+  WL_RETURN_IF_ERROR(check(r, what));
+  const Ref<TensorCall> call(new TensorCall(shared_from_this(), std::move(what), r));
+  if (r.in != nullptr) call->clock_ = clock_for_push(call->shards_, r.closes);
+  *out = call;
+  Array arrays[2];
+  size_t n = 0, bytes = 0;
+  for (const Array* a : {r.in, r.out}) {
+    if (a == nullptr) continue;
+    arrays[n++] = *a;
+    bytes = std::max(bytes, a->bytes());
+  }
+  return call->start(arrays, n, bytes, how);
+}
+
+Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
+  std::atomic<uint64_t> sum{mix_text(tensor_->name())};
+  WL_RETURN_IF_ERROR(each_shard(
+      "fingerprint of tensor '" + tensor_->name() + "'", tensor_->cut().shards,
+      [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
+      [this, &sum](uint32_t i) {
+        sum.fetch_add(tensor_->fingerprint(i), std::memory_order_relaxed);
+        return Status();
+      },
+      shared_from_this(), deadline_ns));
+  *out = sum.load();
+  return {};
+}
+
+}  // namespace windlass

@@ -1,0 +1,134 @@
+// One copy of every kernel for one instruction set. CMake compiles this file once per set, with -DWL_ISA.
+#include "rule/kernels.h"
+
+#include "rule/adagrad.h"
+#include "rule/adam.h"
+#include "rule/convert.h"
+#include "rule/copy.h"
+#include "rule/fill.h"
+#include "rule/plain.h"
+#include "rule/sgd.h"
+#include "rule/vector.h"
+
+namespace windlass::WL_ISA {
+namespace {
+
+constexpr bool has_rows(const Layout& l) { return l.row_scalars != 0; }
+
+template <class R>
+void dense(const Step& step, const Dense& d) {
+  float* w = static_cast<float*>(d.w);
+  const float* g = static_cast<const float*>(d.g);
+  if constexpr (has_rows(R::kLayout)) {
+    for (size_t at = 0, r = 0; at < d.n; at += d.row, ++r) {
+      R::apply_row(step, w + at, d.scalars + r * R::kLayout.row_scalars, g + at, d.row);
+    }
+  } else {
+    R::apply(step, w, d.state, g, d.n);
+  }
+}
+
+template <class R, class T>
+void dense_as(const Step& step, const Dense& d) {
+  R::apply(step, static_cast<T*>(d.w), d.state, static_cast<const T*>(d.g), d.n);
+}
+
+// Updates rows of one dim. With a constant dim the loops of apply() are unrolled.
+template <class R, uint32_t kDim>
+void rows_of(const Hyper& hyper, const Rows& rows) {
+  const uint32_t dim = kDim != 0 ? kDim : rows.dim;
+  // Rules that count want another Step for every count: remember the last few.
+  constexpr uint32_t kRemember = R::kLayout.counts ? 64 : 1;
+  Step steps[kRemember];
+  uint32_t counts[kRemember] = {};  // 0: nothing remembered, since a count starts at 1
+  if constexpr (!R::kLayout.counts) steps[0] = R::prepare(hyper, 1);
+  const size_t bytes = dim * sizeof(float);
+  const auto ask = [&](size_t r) {
+    ask_for(rows.w[r], bytes);
+    if (R::kLayout.vectors != 0) ask_for(rows.state[r], R::kLayout.vectors * bytes);
+    __builtin_prefetch(rows.head[r]);
+    if (R::kLayout.row_scalars != 0) __builtin_prefetch(rows.head[r]->scalars());
+    ask_for(rows.g[r], bytes);
+  };
+  for (size_t r = 0; r < rows.n && r < kAhead; ++r) ask(r);
+  for (size_t r = 0; r < rows.n; ++r) {
+    if (r + kAhead < rows.n) ask(r + kAhead);
+    RowHead* head = rows.head[r];
+    const uint32_t count = head->count == 0xFFFFFFFFu ? head->count : head->count + 1;
+    head->count = count;
+    head->touched = rows.touched;
+    const Step* step = &steps[0];
+    if constexpr (R::kLayout.counts) {
+      const uint32_t slot = count % kRemember;
+      if (counts[slot] != count) {
+        counts[slot] = count;
+        steps[slot] = R::prepare(hyper, count);
+      }
+      step = &steps[slot];
+    }
+    if constexpr (has_rows(R::kLayout)) {
+      R::apply_row(*step, rows.w[r], head->scalars(), rows.g[r], dim);
+    } else {
+      float* const base = R::kLayout.vectors != 0 ? rows.state[r] : nullptr;
+      float* const state[2] = {base, R::kLayout.vectors > 1 ? base + dim : nullptr};
+      R::apply(*step, rows.w[r], state, rows.g[r], dim);
+    }
+  }
+}
+
+template <class R>
+void rows(const Hyper& hyper, const Rows& r) {
+  switch (r.dim) {
+    case 16: return rows_of<R, 16>(hyper, r);
+    case 32: return rows_of<R, 32>(hyper, r);
+    case 64: return rows_of<R, 64>(hyper, r);
+    case 128: return rows_of<R, 128>(hyper, r);
+    default: return rows_of<R, 0>(hyper, r);
+  }
+}
+
+template <class R>
+constexpr RuleKernels kernels_of(const char* name) {
+  RuleKernels k{};
+  k.name = name;
+  k.layout = R::kLayout;
+  k.prepare = R::prepare;
+  k.dense = dense<R>;
+  k.rows = rows<R>;
+  if constexpr (R::kLayout.any_dtype) {
+    k.dense_f64 = dense_as<R, double>;
+    k.dense_i64 = dense_as<R, int64_t>;
+  }
+  return k;
+}
+
+void combine(Combine how, float* WL_RESTRICT into, const float* WL_RESTRICT g, size_t n) {
+  switch (how) {
+    case Combine::kAdd: return Sum::apply<float>({}, into, nullptr, g, n);
+    case Combine::kMax: return Max::apply<float>({}, into, nullptr, g, n);
+    case Combine::kLast: return Assign::apply<float>({}, into, nullptr, g, n);
+  }
+}
+
+}  // namespace
+
+extern const Kernels kKernels;
+const Kernels kKernels = {
+    .isa = nullptr,
+    .rules =
+        {
+#define WL_RULE(enum_name, text, type) kernels_of<type>(text),
+#include "rule/rules.def"
+#undef WL_RULE
+        },
+    .fill = fill,
+    .to_f32 = to_f32,
+    .from_f32 = from_f32,
+    .combine = combine,
+    .finite = finite,
+    .stream = stream,
+    .copy_rows = copy_rows,
+    .fence = fence,
+};
+
+}  // namespace windlass::WL_ISA

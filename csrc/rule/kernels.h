@@ -1,0 +1,69 @@
+// Kernels: the loops that touch numbers, once per instruction set, chosen when the process starts.
+//
+// rule/kernels.cc is compiled several times with different flags (WL_ISA names the namespace) and every copy gives
+// the same bits: no FMA contraction, no approximate reciprocals, sums in 16 fixed lanes. WINDLASS_ISA forces one.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+#include "rule/init.h"
+#include "rule/rule.h"
+
+namespace windlass {
+
+// A dense piece of an object: n weights, their state, the gradient for them.
+struct Dense {
+  void* w = nullptr;
+  float* state[limits::kRuleVectorsMax] = {};
+  float* scalars = nullptr;  // one per row, for rules with row_scalars
+  const void* g = nullptr;
+  size_t n = 0;
+  size_t row = 1;  // weights per row; n is a multiple of it where the rule has row_scalars
+};
+
+// Rows of a table, each somewhere else.
+struct Rows {
+  float* const* w = nullptr;
+  float* const* state = nullptr;  // per row: the rule's vectors, `dim` numbers each, one behind the other
+  RowHead* const* head = nullptr;
+  const float* const* g = nullptr;
+  size_t n = 0;
+  uint32_t dim = 0;
+  uint32_t touched = 0;
+};
+
+struct RuleKernels {
+  const char* name;
+  Layout layout;
+  Step (*prepare)(const Hyper&, uint64_t count);  // count: updates so far, this one included
+  void (*dense)(const Step&, const Dense&);
+  void (*dense_f64)(const Step&, const Dense&);  // nullptr unless any_dtype
+  void (*dense_i64)(const Step&, const Dense&);
+  void (*rows)(const Hyper&, const Rows&);
+};
+
+struct Kernels {
+  const char* isa;
+  RuleKernels rules[static_cast<size_t>(RuleKind::kCount)];
+  void (*fill)(const Init&, uint64_t seed, uint64_t first, float* out, size_t n);
+  void (*to_f32)(Dtype from, const void* in, float* out, size_t n);
+  void (*from_f32)(Dtype to, const float* in, void* out, size_t n);
+  void (*combine)(Combine, float* into, const float* g, size_t n);  // into = into (+) g
+  bool (*finite)(Dtype, const void* in, size_t n);
+  void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
+  void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);
+  void (*fence)();
+};
+
+const Kernels& kernels();  // the chosen ones
+const RuleKernels& kernels(RuleKind kind);
+
+// "" when WINDLASS_ISA is unset or names a set this machine has, else what is wrong with it.
+std::string isa_complaint();
+
+}  // namespace windlass

@@ -1,0 +1,74 @@
+// Rule: what a server does with a push. This header is what the rest of the core sees of rules; to add one, open
+// rule/sgd.h for the pattern, then list it in rule/rules.def.
+//
+// A rule is (state layout, prepare, apply, combine) over plain arrays:
+//
+//   layout    how many state arrays it keeps beside the weights (one number per weight each), how many numbers per
+//             row, and whether it needs to know how often it was applied
+//   prepare   turns hyperparameters and the count of updates into the few numbers of a Step
+//   apply     w, state = f(Step, w, state, g), in place; one loop, the same for dense arrays and for rows
+//   combine   how two gradients of one update become one (see Combine)
+//
+// Hyperparameters travel with the push, so a rule here has no settings, only structure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/limits.h"
+#include "base/status.h"
+
+namespace windlass {
+
+enum class RuleKind : uint8_t {
+#define WL_RULE(enum_name, text, type) enum_name,
+#include "rule/rules.def"
+#undef WL_RULE
+  kCount
+};
+
+// What becomes of several gradients for one weight within one update, in order of occurrence.
+enum class Combine : uint8_t { kAdd, kMax, kLast };
+
+// The numbers that travel with a push; which is which is the rule's business (see each rule's `enum Hyper`).
+struct Hyper {
+  double v[limits::kRuleHyperMax] = {};
+};
+
+// What prepare() leaves for apply(): the scalars of one update, in the precision they are used in.
+struct Step {
+  float f[8] = {};
+  uint32_t flags = 0;
+};
+
+struct Layout {
+  uint8_t vectors = 0;      // state arrays with one number per weight
+  uint8_t row_scalars = 0;  // state numbers per row
+  bool counts = false;      // prepare() depends on the count of updates
+  bool any_dtype = false;   // also for float64 and int64
+  Combine combine = Combine::kAdd;
+  uint8_t hypers = 0;  // how many numbers of Hyper it reads
+};
+
+// In front of a table row's state: how often the row was updated and the low bits of the shard's version when it last
+// was. The rule's numbers per row follow.
+struct RowHead {
+  uint32_t count = 0;
+  uint32_t touched = 0;
+  float* scalars() { return reinterpret_cast<float*>(this + 1); }
+  const float* scalars() const { return reinterpret_cast<const float*>(this + 1); }
+};
+
+const Layout& layout_of(RuleKind kind);
+const char* name_of(RuleKind kind);
+
+// What is fixed when an object is created and compared when it is opened.
+struct RuleSpec {
+  RuleKind kind = RuleKind::kSgd;
+  float initial_state = 0.0f;  // of every state number (Adagrad's initial accumulator)
+  friend bool operator==(const RuleSpec&, const RuleSpec&) = default;
+};
+
+}  // namespace windlass

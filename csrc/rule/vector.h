@@ -1,0 +1,64 @@
+// What rule headers build on. Included only by rule/kernels.cc, inside whose flags WL_ISA names the instruction set;
+// everything here lives in that namespace, so that no two copies can be merged by the linker.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "rule/kernels.h"
+
+#ifndef WL_ISA
+#error "compile rule/kernels.cc with -DWL_ISA=<namespace>"
+#endif
+
+#define WL_RESTRICT __restrict__
+
+namespace windlass::WL_ISA {
+
+inline float sqrt_of(float x) { return __builtin_sqrtf(x); }
+inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+inline float float_of(uint32_t x) { return __builtin_bit_cast(float, x); }
+
+// How many rows before its use a row is asked for from memory.
+inline constexpr size_t kAhead = 16;
+inline void ask_for(const void* p, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
+}
+
+// base^n by squaring, in our own arithmetic: a library's pow may round differently on the next machine.
+inline double power(double base, uint64_t n) {
+  double result = 1.0;
+  for (; n != 0; n >>= 1) {
+    if (n & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+// Sixteen numbers at a time, whatever the width of the machine: sums come out the same everywhere.
+typedef float Lanes __attribute__((vector_size(64), aligned(4)));
+
+// sum of g[i]^2: sixteen lanes, then a fixed tree.
+inline float sum_of_squares(const float* g, size_t n) {
+  Lanes sum = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const Lanes x = *reinterpret_cast<const Lanes*>(g + i);
+    sum += x * x;
+  }
+  if (i < n) {
+    float last[16] = {};
+    for (size_t j = 0; i + j < n; ++j) last[j] = g[i + j];
+    const Lanes x = *reinterpret_cast<const Lanes*>(last);
+    sum += x * x;
+  }
+  float lane[16];
+  std::memcpy(lane, &sum, sizeof lane);
+  for (int width = 8; width >= 1; width /= 2) {
+    for (int j = 0; j < width; ++j) lane[j] += lane[j + width];
+  }
+  return lane[0];
+}
+
+}  // namespace windlass::WL_ISA

@@ -1,0 +1,59 @@
+// Server: holds objects and applies rules. It has no sockets; a transport brings it requests.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/pool.h"
+#include "base/status.h"
+#include "server/crew.h"
+#include "table/table.h"
+#include "tensor/tensor.h"
+
+namespace windlass {
+
+class Server {
+ public:
+  // `threads` work on one large request at once, its caller among them; at least one is the crew's own.
+  Server(int threads, uint64_t memory_bytes_max);
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+  ~Server();
+
+  // Creates the object, or opens it if its spec is the same.
+  Status open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out);
+  Status open_table(const std::string& name, const TableSpec& spec, std::shared_ptr<Table>* out);
+
+  // A number for a new session, under which shards keep its records.
+  Status new_session(uint32_t* session);
+
+  struct Object {  // one of the two
+    std::shared_ptr<Tensor> tensor;
+    std::shared_ptr<Table> table;
+  };
+  std::vector<Object> objects();
+
+  Crew& crew() { return *crew_; }
+  int threads() const { return threads_; }
+  uint64_t memory_bytes() const { return budget_.used(); }
+  void abandon();  // in the child of a fork
+
+ private:
+  static Status check_name(const char* what, const std::string& name);
+
+  const int threads_;
+  Budget budget_;
+  TablePools pools_;  // before the objects, which give their memory back to it
+  std::mutex mutex_;
+  std::unordered_map<std::string, Object> objects_;
+  uint32_t sessions_ = 0;
+  std::unique_ptr<Crew> crew_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,133 @@
+#include "server/work.h"
+
+#include "base/limits.h"
+#include "base/os.h"
+#include "server/crew.h"
+
+namespace windlass {
+
+void Work::set_parts(uint32_t n) {
+  n_ = n;
+  if (n > 1) {
+    many_ = std::make_unique<Part[]>(n);
+    part_ = many_.get();
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    part_[i].work = this;
+    part_[i].index = i;
+  }
+  unfinished_.store(n, std::memory_order_relaxed);
+}
+
+void Work::begin(Crew* helpers) {
+  if (n_ == 0) return complete();
+  retain();  // until the last part is over
+  if (helpers != nullptr && n_ > 1) helpers->post(Ref<Work>(this));
+  help();
+}
+
+void Work::begin_kept(Crew* helpers) {
+  mode_ = kRunOrKeep;
+  borrowing_.store(n_, std::memory_order_relaxed);
+  begin(helpers);
+  while (borrowing_.load(std::memory_order_acquire) != 0) {
+    // A helper is in the middle of a part: one pass over one shard.
+    os::wait(borrowing_, borrowing_.load(std::memory_order_relaxed), 50'000);
+  }
+}
+
+void Work::run_or_keep(uint32_t i) {
+  Turn& t = turn(i);
+  if (t.try_take()) {
+    run_part(part_[i]);
+    t.release();
+    borrowing_.fetch_sub(1, std::memory_order_release);
+  } else {
+    keep(i);
+    part_[i].kept = true;
+    borrowing_.fetch_sub(1, std::memory_order_release);
+    t.run(part_[i]);
+  }
+}
+
+void Work::begin_later(Crew* crew) {
+  if (n_ == 0) return complete();
+  retain();
+  mode_ = kDrain;
+  const Ref<Work> self(this);
+  for (uint32_t i = 0; i < n_; ++i) turn(i).post(part_[i]);
+  crew->post(self);
+}
+
+void Work::help() {
+  for (;;) {
+    const uint32_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    if (i >= n_) {
+      next_.store(n_, std::memory_order_relaxed);
+      return;
+    }
+    switch (mode_) {
+      case kRun: turn(i).run(part_[i]); break;
+      case kRunOrKeep: run_or_keep(i); break;
+      case kDrain: turn(i).drain(); break;
+    }
+  }
+}
+
+void Work::run_part(Part& part) {
+  uint8_t queued = kQueued;
+  if (part.state.compare_exchange_strong(queued, kRunning, std::memory_order_acq_rel)) {
+    Status s = run(part.index, part.kept);
+    if (!s.ok()) {
+      std::lock_guard lock(mutex_);
+      if (error_.ok()) error_ = std::move(s);
+    }
+    part.state.store(kOver, std::memory_order_release);
+  }
+  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    complete();
+    release();
+  }
+}
+
+void Work::complete() {
+  finished();
+  if (state_.exchange(kDone, std::memory_order_acq_rel) == kAwaited) os::wake_all(state_);
+}
+
+Status Work::status() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+bool Work::wait_until(int64_t deadline_ns) {
+  if (done()) return true;
+  help();
+  // What is left is with other threads. They are usually nearly there, and a wake-up costs more than a short spin.
+  static const bool may_spin = os::cores() > 1;
+  if (may_spin) {
+    const int64_t spin_end = os::now_ns() + limits::kSpinNs;
+    while (!done() && os::now_ns() < spin_end) {
+    }
+  }
+  for (;;) {
+    uint32_t state = state_.load(std::memory_order_acquire);
+    if (state == kDone) return true;
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    if (state == kPending && !state_.compare_exchange_strong(state, kAwaited, std::memory_order_acq_rel)) continue;
+    os::wait(state_, kAwaited, left);
+  }
+}
+
+void Work::cancel() {
+  for (uint32_t i = 0; i < n_; ++i) {
+    uint8_t state = kQueued;
+    if (part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel)) continue;
+    while (part_[i].state.load(std::memory_order_acquire) == kRunning) {
+      os::wait(state_, state_.load(std::memory_order_acquire), 100'000);  // one pass over one shard
+    }
+  }
+}
+
+}  // namespace windlass

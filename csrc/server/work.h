@@ -1,0 +1,89 @@
+// Work: one request on its way through the shards it touches, and the future that its caller waits on.
+//
+// A request is cut into parts, one per shard. A part runs while its shard's turn is held, by whichever thread gets
+// there: the caller, a thread of the crew, or a thread that was busy with the same shard. The last part to finish
+// completes the work.
+//
+//     begin()       the caller runs the parts itself, with help where the request is large
+//     begin_kept()  the same, but no part outlives the call with the caller's arrays: where a shard is busy, its part
+//                   first copies what it needs (keep()) and is then left in the queue
+//     begin_later() the parts are left in the shards' queues, in order, and the crew runs them
+//
+// In each case parts of one caller reach a shard in the order the requests were begun.
+//
+// Thread safety: every public method from any thread. Memory: alive while a Ref or an unfinished part exists.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "base/ref.h"
+#include "base/status.h"
+#include "base/turn.h"
+
+namespace windlass {
+
+class Crew;
+
+class Work : public Counted {
+ public:
+  void begin(Crew* helpers);
+  void begin_kept(Crew* helpers);
+  void begin_later(Crew* crew);
+
+  bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
+  // Helps, then waits until done or until the monotonic time; true when done.
+  bool wait_until(int64_t deadline_ns);
+  Status status() const;  // of finished work
+
+  // Makes sure that no part touches the caller's arrays any more: parts not yet begun never will be, those under way
+  // are waited for. For a caller who gives up and owns the memory.
+  void cancel();
+
+  // Runs or drains parts until none is left to start.
+  void help();
+
+ protected:
+  Work() = default;
+  ~Work() override = default;
+
+  void set_parts(uint32_t n);
+  uint32_t parts() const { return n_; }
+  virtual Turn& turn(uint32_t part) = 0;
+  // With the turn held. `kept`: keep() has copied the part's input.
+  virtual Status run(uint32_t part, bool kept) = 0;
+  virtual void keep(uint32_t) {}  // copies the part's input, for begin_kept()
+  virtual void finished() {}      // once, after the last part and before anyone sees done()
+
+ private:
+  enum : uint32_t { kPending, kAwaited, kDone };
+  enum PartState : uint8_t { kQueued, kRunning, kOver, kCancelled };
+
+  struct Part final : Job {
+    void run() override { work->run_part(*this); }
+    Work* work = nullptr;
+    uint32_t index = 0;
+    bool kept = false;
+    std::atomic<uint8_t> state{kQueued};
+  };
+
+  void run_part(Part& part);
+  void run_or_keep(uint32_t i);
+  void complete();
+
+  std::unique_ptr<Part[]> many_;
+  Part one_;  // most requests are small and touch one shard
+  Part* part_ = &one_;
+  uint32_t n_ = 0;
+  enum Mode : uint8_t { kRun, kRunOrKeep, kDrain } mode_ = kRun;
+  std::atomic<uint32_t> borrowing_{0};  // parts that still want the caller's arrays, for begin_kept()
+  std::atomic<uint32_t> next_{0};       // the first part nobody has started
+  std::atomic<uint32_t> unfinished_{0};
+  std::atomic<uint32_t> state_{kPending};
+  mutable std::mutex mutex_;  // of error_
+  Status error_;
+};
+
+}  // namespace windlass

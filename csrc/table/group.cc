@@ -1,0 +1,99 @@
+#include "table/group.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace windlass {
+namespace {
+
+constexpr uint64_t kSpareKeysMax = uint64_t{1} << 22;
+
+template <class Get>
+void count_shards(uint64_t n, Get get, uint32_t (*count)[limits::kTableShards]) {
+  uint64_t i = 0;
+  // Four counters each, so that equal shards in a row do not wait for each other's store.
+  for (; i + 4 <= n; i += 4) {
+    for (uint64_t j = 0; j < 4; ++j) ++count[j][shard_of_hash(mix(get(i + j)))];
+  }
+  for (; i < n; ++i) ++count[0][shard_of_hash(mix(get(i)))];
+}
+
+template <class Get>
+void place(uint64_t n, Get get, uint32_t* next, Keyed* out) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint64_t h = mix(get(i));
+    out[next[shard_of_hash(h)]++] = {h, static_cast<uint32_t>(i)};
+  }
+}
+
+// Fresh memory costs a page fault per 4 KiB, more than the sorting; so each thread keeps its last buffer.
+struct Spare {
+  std::unique_ptr<Keyed[]> buffer;
+  uint64_t room = 0;
+};
+thread_local Spare t_spare;
+
+}  // namespace
+
+Groups::~Groups() {
+  if (room_ > t_spare.room && room_ <= kSpareKeysMax) t_spare = {std::move(keyed_), room_};
+}
+
+Groups::Groups(const Keys& keys) {
+  if (t_spare.room >= keys.n) {
+    keyed_ = std::move(t_spare.buffer);
+    room_ = std::exchange(t_spare.room, 0);
+  } else {
+    keyed_ = std::make_unique_for_overwrite<Keyed[]>(keys.n);
+    room_ = keys.n;
+  }
+  uint32_t count[4][limits::kTableShards] = {};
+  const auto* wide = static_cast<const uint64_t*>(keys.data);
+  const auto* narrow = static_cast<const int32_t*>(keys.data);
+  const auto get_wide = [wide](uint64_t i) { return wide[i]; };
+  const auto get_narrow = [narrow](uint64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(narrow[i])); };
+  const bool is_narrow = keys.type == KeyType::kInt32;
+  is_narrow ? count_shards(keys.n, get_narrow, count) : count_shards(keys.n, get_wide, count);
+  uint32_t next[limits::kTableShards];
+  uint32_t sum = 0;
+  for (uint32_t s = 0; s < limits::kTableShards; ++s) {
+    start_[s] = next[s] = sum;
+    sum += count[0][s] + count[1][s] + count[2][s] + count[3][s];
+  }
+  start_[limits::kTableShards] = sum;
+  is_narrow ? place(keys.n, get_narrow, next, keyed_.get()) : place(keys.n, get_wide, next, keyed_.get());
+}
+
+uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse) {
+  const Groups groups(keys);
+  std::vector<uint32_t> slots;  // place in `hashes` + 1; 0: empty
+  std::vector<uint64_t> hashes;
+  uint64_t total = 0;
+  for (uint32_t s = 0; s < limits::kTableShards; ++s) {
+    const size_t n = groups.size(s);
+    if (n == 0) continue;
+    size_t size = 16;
+    int bits = 4;
+    while (size < n * 2) size *= 2, ++bits;
+    slots.assign(size, 0);
+    if (hashes.size() < n) hashes.resize(n);
+    const Keyed* keyed = groups.begin(s);
+    uint32_t found = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t h = keyed[i].hash;
+      size_t slot = (h << 8) >> (64 - bits);
+      while (slots[slot] != 0 && hashes[slots[slot] - 1] != h) slot = (slot + 1) & (size - 1);
+      if (slots[slot] == 0) {
+        hashes[found] = h;
+        slots[slot] = ++found;
+      }
+      inverse[keyed[i].at] = static_cast<int64_t>(total + slots[slot] - 1);
+    }
+    for (uint32_t i = 0; i < found; ++i) unique[total + i] = unmix(hashes[i]);
+    total += found;
+  }
+  return total;
+}
+
+}  // namespace windlass

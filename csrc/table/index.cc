@@ -1,0 +1,216 @@
+#include "table/index.h"
+
+#include <algorithm>
+
+namespace windlass {
+namespace {
+
+constexpr uint16_t kPassedMax = 0xFFFF;  // a count that reached this is never counted down again
+
+// The smallest hash whose bucket, of `buckets`, is at least `b`.
+uint64_t lowest_hash(uint64_t b, uint64_t buckets) {
+  if (b == 0) return 0;
+  const unsigned __int128 top = static_cast<unsigned __int128>(b) << 64;
+  return static_cast<uint64_t>((top + buckets - 1) / buckets);
+}
+
+}  // namespace
+
+// In waves: the first looks into every key's home bucket, the next into the bucket behind it for the few that went
+// past theirs, and so on. A bucket is asked for one wave, or kAhead keys, before it is looked into.
+void Index::find_all(const Keyed* keyed, size_t n, uint32_t* rows) const {
+  if (pages_.empty()) {
+    std::fill_n(rows, n, kAbsent);
+    return;
+  }
+  constexpr size_t kAhead = 32;
+  static thread_local std::vector<Search> wave, next;
+  next.clear();
+  const auto look = [&](uint64_t b, uint32_t i) {
+    const Bucket& bucket = at(b);
+    const int slot = bucket.slot_of(place_of(keyed[i].hash));
+    if (slot >= 0) {
+      rows[i] = bucket.row[slot];
+    } else if (bucket.passed == 0) {
+      rows[i] = kAbsent;
+    } else {
+      __builtin_prefetch(&at(b + 1));
+      next.push_back({b + 1, i});
+    }
+  };
+  uint64_t homes[kAhead];
+  const auto ask = [&](size_t i) {
+    homes[i % kAhead] = home(place_of(keyed[i].hash));
+    __builtin_prefetch(&at(homes[i % kAhead]));
+  };
+  for (size_t i = 0; i < std::min(kAhead, n); ++i) ask(i);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t b = homes[i % kAhead];
+    if (i + kAhead < n) ask(i + kAhead);
+    look(b, static_cast<uint32_t>(i));
+  }
+  while (!next.empty()) {
+    std::swap(wave, next);
+    next.clear();
+    for (const Search& s : wave) look(s.bucket, s.entry);
+  }
+}
+
+bool Index::reserve(Pool& pool, uint64_t buckets) {
+  const uint64_t pages = (buckets + kPageBuckets - 1) / kPageBuckets;
+  const size_t before = pages_.size();
+  while (pages_.size() < pages) {
+    std::byte* page = pool.take(kPageBuckets * sizeof(Bucket));
+    if (page == nullptr) {
+      for (; pages_.size() > before; pages_.pop_back()) {
+        pool.give(reinterpret_cast<std::byte*>(pages_.back()), kPageBuckets * sizeof(Bucket));
+      }
+      return false;
+    }
+    pages_.push_back(reinterpret_cast<Bucket*>(page));
+  }
+  return true;
+}
+
+bool Index::insert(Pool& pool, uint64_t hash, uint32_t row) {
+  if (pages_.empty()) {
+    if (!reserve(pool, kPageBuckets)) return false;
+    buckets_ = old_buckets_ = kPageBuckets - kSpare;
+  }
+  if (moving()) {
+    for (uint64_t i = 0; i < kMovesPerInsert && moving(); ++i) {
+      if (!move_one(pool)) return false;
+    }
+  } else if (size_ * 10 >= buckets_ * kSlots * 7) {  // seven tenths full
+    if (!start_growth(pool)) return false;
+  }
+  if (!place(pool, hash, row)) return false;
+  ++size_;
+  return true;
+}
+
+bool Index::place(Pool& pool, uint64_t hash, uint32_t row) {
+  const uint64_t first = home(hash);
+  uint64_t b = first;
+  for (;; ++b) {
+    if (b >= pages_.size() * kPageBuckets && !reserve(pool, b + 1)) return false;
+    if (at(b).used != (1u << kSlots) - 1) break;
+  }
+  for (uint64_t p = first; p < b; ++p) {
+    if (at(p).passed != kPassedMax) ++at(p).passed;
+  }
+  Bucket& bucket = at(b);
+  const int slot = __builtin_ctz(~static_cast<unsigned>(bucket.used));
+  bucket.hash[slot] = hash;
+  bucket.row[slot] = row;
+  bucket.used = static_cast<uint8_t>(bucket.used | (1u << slot));
+  return true;
+}
+
+uint32_t Index::remove(uint64_t hash) {
+  if (pages_.empty()) return kAbsent;
+  const uint64_t first = home(hash);
+  for (uint64_t b = first;; ++b) {
+    Bucket& bucket = at(b);
+    const int slot = bucket.slot_of(hash);
+    if (slot < 0) {
+      if (bucket.passed == 0) return kAbsent;
+      continue;
+    }
+    bucket.used = static_cast<uint8_t>(bucket.used & ~(1u << slot));
+    for (uint64_t p = first; p < b; ++p) {
+      if (at(p).passed != kPassedMax) --at(p).passed;
+    }
+    --size_;
+    return bucket.row[slot];
+  }
+}
+
+bool Index::start_growth(Pool& pool) {
+  const uint64_t grown = buckets_ + buckets_ / 4;
+  if (!reserve(pool, grown + kSpare)) return false;
+  old_buckets_ = buckets_;
+  buckets_ = grown;
+  frontier_ = ~uint64_t{0};
+  return true;
+}
+
+// Moves the entries of the topmost old bucket to the new geometry.
+bool Index::move_one(Pool& pool) {
+  static thread_local std::vector<Entry> moved;
+  moved.clear();
+  const uint64_t bucket = scale(frontier_ - 1, old_buckets_);
+  const uint64_t from = lowest_hash(bucket, old_buckets_);
+  // Those that are at home need no search; those that went past are taken out one by one below.
+  size_t at_home = 0;
+  for (uint64_t b = bucket;; ++b) {
+    const Bucket& here = at(b);
+    for (unsigned left = here.used; left != 0; left &= left - 1) {
+      const int i = __builtin_ctz(left);
+      if (here.hash[i] >= from && here.hash[i] < frontier_) moved.push_back({here.hash[i], here.row[i]});
+    }
+    if (b == bucket) at_home = moved.size();
+    if (here.passed == 0) break;
+  }
+  // Room for all of them at the very end, so that none can be left without a place once they are taken out.
+  const uint64_t physical = pages_.size() * kPageBuckets;
+  for (uint64_t b = physical - 1 - moved.size() / kSlots; b < physical; ++b) {
+    if (at(b).used != 0 && !reserve(pool, physical + 1 + moved.size() / kSlots)) return false;
+  }
+  for (size_t i = at_home; i < moved.size(); ++i) {
+    (void)remove(moved[i].hash);
+    ++size_;
+  }
+  Bucket& old = at(bucket);
+  for (unsigned left = old.used; left != 0; left &= left - 1) {
+    const int i = __builtin_ctz(left);
+    if (old.hash[i] >= from) old.used = static_cast<uint8_t>(old.used & ~(1u << i));
+  }
+  frontier_ = from;
+  for (const Entry& e : moved) {
+    if (!place(pool, e.hash, e.row)) __builtin_trap();  // room was made above
+  }
+  return true;
+}
+
+// The smallest hash that lives in bucket b or a later one.
+uint64_t Index::first_hash_of(uint64_t b) const {
+  if (b >= buckets_) return ~uint64_t{0};
+  const uint64_t in_new = lowest_hash(b, buckets_);
+  if (!moving() || b >= old_buckets_) return std::max(in_new, frontier_);
+  const uint64_t in_old = lowest_hash(b, old_buckets_);
+  return in_old < frontier_ ? in_old : std::max(in_new, frontier_);
+}
+
+bool Index::scan(uint64_t from, size_t most, std::vector<Entry>* out) const {
+  if (pages_.empty() || most == 0) return false;
+  const size_t start = out->size();
+  const uint64_t physical = pages_.size() * kPageBuckets;
+  bool more = false;
+  for (uint64_t b = home(from); b < physical; ++b) {
+    const Bucket& here = at(b);
+    for (int i = 0; i < kSlots; ++i) {
+      if ((here.used >> i & 1) && here.hash[i] >= from) out->push_back({here.hash[i], here.row[i]});
+    }
+    // Behind a bucket that nobody passed, all entries of this and earlier buckets have been seen.
+    if (out->size() - start >= most && here.passed == 0) {
+      more = true;
+      break;
+    }
+  }
+  std::sort(out->begin() + static_cast<ptrdiff_t>(start), out->end(),
+            [](const Entry& x, const Entry& y) { return x.hash < y.hash; });
+  if (out->size() - start > most) {
+    out->resize(start + most);
+    more = true;
+  }
+  return more;
+}
+
+void Index::clear(Pool& pool) {
+  for (Bucket* page : pages_) pool.give(reinterpret_cast<std::byte*>(page), kPageBuckets * sizeof(Bucket));
+  pages_.clear();
+  size_ = buckets_ = old_buckets_ = frontier_ = 0;
+}
+
+}  // namespace windlass

@@ -1,0 +1,121 @@
+// Index: from a key's hash to its row number, for one shard of a table.
+//
+// Open addressing over buckets of one cache line, five entries each, in the order of the hash:
+//
+//     bucket(h) = h * buckets >> 64            so a larger hash never has a smaller bucket
+//
+//     | hash hash hash hash hash | row row row row row | passed used |      64 bytes
+//
+// An entry whose bucket is full goes into the next one with room; `passed` counts, in every bucket it went past, how
+// many did so. A search stops at a bucket nobody passed, and removal counts down again: no tombstones.
+//
+// Growth by a quarter, without a second copy and without a pause. Because buckets are in hash order, an entry's new
+// bucket is never before its old one, so entries can move from the top down within the same array:
+//
+//     0            old(f)   new(f)                          hashes >= f have moved to the new geometry,
+//     |--- old -----|  free  |------------ new ------------| hashes <  f are still in the old one
+//
+// Each insertion moves the frontier f down by a few buckets, and a quarter more room is reached long after it is done.
+// The hash order also makes a hash a cursor: scan() goes on where it stopped, whatever grew in between.
+//
+// The array is a directory of pages from the server's pool. `hash` here is place_of(): the shard's bits, which
+// are the same for all, shifted out.
+//
+// Thread safety: none; the holder of the shard's turn.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/pool.h"
+#include "table/group.h"
+
+namespace windlass {
+
+class Index {
+ public:
+  static constexpr uint32_t kAbsent = 0xFFFFFFFFu;
+
+  struct Entry {
+    uint64_t hash;
+    uint32_t row;
+  };
+
+  Index() = default;
+  Index(const Index&) = delete;
+  Index& operator=(const Index&) = delete;
+
+  // rows[i] becomes the row of keyed[i], or kAbsent. The searches of a request overlap: while one waits for its
+  // bucket to come from memory, others go on.
+  void find_all(const Keyed* keyed, size_t n, uint32_t* rows) const;
+
+  // The row of a hash, or kAbsent.
+  uint32_t find(uint64_t hash) const {
+    if (pages_.empty()) return kAbsent;
+    for (uint64_t b = home(hash);; ++b) {
+      const Bucket& bucket = at(b);
+      const int slot = bucket.slot_of(hash);
+      if (slot >= 0) return bucket.row[slot];
+      if (bucket.passed == 0) return kAbsent;
+    }
+  }
+
+  // Adds a hash that is not there. False when the pool has no memory left; nothing has changed then.
+  [[nodiscard]] bool insert(Pool& pool, uint64_t hash, uint32_t row);
+
+  // Takes a hash out and returns its row, or kAbsent.
+  uint32_t remove(uint64_t hash);
+
+  // Appends up to `most` entries with hash >= from to `out`, smallest first. Returns false when those were the last.
+  bool scan(uint64_t from, size_t most, std::vector<Entry>* out) const;
+
+  uint64_t size() const { return size_; }
+  void clear(Pool& pool);  // gives the pages back
+
+ private:
+  static constexpr int kSlots = 5;
+  static constexpr uint64_t kPageBuckets = 64;
+  static constexpr uint64_t kSpare = 8;           // buckets behind the last home bucket, for those that went past
+  static constexpr uint64_t kMovesPerInsert = 2;  // old buckets; a growth lasts for about as many insertions as buckets
+
+  struct Bucket {
+    uint64_t hash[kSlots];
+    uint32_t row[kSlots];
+    uint16_t passed;
+    uint8_t used;  // one bit per slot
+    uint8_t unused;
+
+    int slot_of(uint64_t h) const {
+      unsigned hit = 0;
+      for (int i = 0; i < kSlots; ++i) hit |= static_cast<unsigned>(hash[i] == h) << i;
+      hit &= used;
+      return hit != 0 ? __builtin_ctz(hit) : -1;
+    }
+  };
+  static_assert(sizeof(Bucket) == 64);
+
+  struct Search {
+    uint64_t bucket;
+    uint32_t entry;
+  };
+
+  Bucket& at(uint64_t b) const { return pages_[b / kPageBuckets][b % kPageBuckets]; }
+  uint64_t home(uint64_t hash) const { return scale(hash, hash >= frontier_ ? buckets_ : old_buckets_); }
+  bool moving() const { return frontier_ != 0; }
+
+  bool reserve(Pool& pool, uint64_t buckets);
+  bool place(Pool& pool, uint64_t hash, uint32_t row);
+  bool start_growth(Pool& pool);
+  bool move_one(Pool& pool);
+  uint64_t first_hash_of(uint64_t bucket) const;
+
+  std::vector<Bucket*> pages_;
+  uint64_t size_ = 0;
+  uint64_t buckets_ = 0;      // of the new geometry
+  uint64_t old_buckets_ = 0;  // of the old one, for hashes below the frontier
+  uint64_t frontier_ = 0;     // 0: everything is in the new geometry
+};
+
+}  // namespace windlass

@@ -1,0 +1,292 @@
+#include "table/table.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/fingerprint.h"
+
+namespace windlass {
+namespace {
+
+constexpr size_t kBlock = 512;           // rows that are handed to a kernel at once
+constexpr size_t kSlabBytes = 16 << 10;  // about; a slab holds a power of two of rows
+
+// A row lies within one cache line if it fits, and starts on a half line if it does not.
+size_t stride_of(size_t bytes) {
+  if (bytes == 12) return 12;  // a head with one number: two of eleven straddle a line, and a quarter is saved
+  if (bytes > 64) return (bytes + 31) / 32 * 32;
+  size_t stride = 4;
+  while (stride < bytes) stride *= 2;
+  return stride;
+}
+
+// Which entries of a request are the first with their row. first[i] == i for those, else the earlier one.
+// Returns whether any row repeats.
+bool find_repeats(const std::vector<uint32_t>& rows, std::vector<uint32_t>* first) {
+  static thread_local std::vector<uint32_t> slots;  // entry + 1; 0: empty
+  size_t size = 64;
+  while (size < rows.size() * 2) size *= 2;
+  slots.assign(size, 0);
+  first->resize(rows.size());
+  bool repeats = false;
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    size_t slot = rows[i] * 0x9E3779B1u & (size - 1);
+    while (slots[slot] != 0 && rows[slots[slot] - 1] != rows[i]) slot = (slot + 1) & (size - 1);
+    if (slots[slot] == 0) {
+      slots[slot] = i + 1;
+      (*first)[i] = i;
+    } else {
+      (*first)[i] = slots[slot] - 1;
+      repeats = true;
+    }
+  }
+  return repeats;
+}
+
+}  // namespace
+
+std::string describe(const TableSpec& s) {
+  return "table(dim=" + std::to_string(s.dim) + ", rule=" + describe(s.rule) + ", init=" + describe(s.init) +
+         ", seed=" + std::to_string(s.seed) + ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ")";
+}
+
+Table::Table(std::string name, TableSpec spec, TablePools* pools)
+    : name_(std::move(name)),
+      spec_(std::move(spec)),
+      pools_(pools),
+      layout_(layout_of(spec_.rule.kind)),
+      row_seed_(mix_in(mix_text(name_), spec_.seed)),
+      shards_(std::make_unique<TableShard[]>(limits::kTableShards)) {
+  weight_stride_ = stride_of(spec_.dim * sizeof(float));
+  state_stride_ = layout_.vectors != 0 ? stride_of(layout_.vectors * spec_.dim * sizeof(float)) : 0;
+  head_stride_ = stride_of(sizeof(RowHead) + layout_.row_scalars * sizeof(float));
+  const size_t row_bytes = weight_stride_ + state_stride_ + head_stride_;
+  while ((row_bytes << (slab_shift_ + 1)) <= kSlabBytes) ++slab_shift_;
+  slab_mask_ = (1u << slab_shift_) - 1;
+  const auto whole_lines = [](size_t bytes) { return (bytes + 63) / 64 * 64; };
+  state_at_ = whole_lines(weight_stride_ << slab_shift_);
+  head_at_ = state_at_ + whole_lines(state_stride_ << slab_shift_);
+  slab_bytes_ = head_at_ + whole_lines(head_stride_ << slab_shift_);
+}
+
+Table::~Table() {
+  for (uint32_t i = 0; i < limits::kTableShards; ++i) {
+    shards_[i].index.clear(pools_->index);
+    for (std::byte* slab : shards_[i].slabs) pools_->slabs.give(slab, slab_bytes_);
+  }
+}
+
+Status Table::create(const std::string& name, const TableSpec& spec, TablePools* pools, std::unique_ptr<Table>* out) {
+  if (spec.dim == 0 || spec.dim > limits::kTableDimMax) {
+    return Status(Code::kInvalidArgument, "table '" + name + "': dim must be between 1 and " +
+                                              std::to_string(limits::kTableDimMax) + ", not " +
+                                              std::to_string(spec.dim));
+  }
+  out->reset(new Table(name, spec, pools));
+  return {};
+}
+
+Status Table::out_of_memory() const {
+  return pools_->budget->exhausted(slab_bytes_, "table '" + name_ + "' cannot grow");
+}
+
+void Table::initial(uint64_t hash, float* out) const {
+  kernels().fill(spec_.init, mix_in(row_seed_, unmix(hash)), 0, out, spec_.dim);
+}
+
+// A new row for a hash that has none; kAbsent when there is no memory.
+uint32_t Table::make_row(TableShard& s, uint64_t hash) {
+  uint32_t row = 0;
+  const bool recycled = !s.free_rows.empty();
+  if (recycled) {
+    row = s.free_rows.back();
+  } else {
+    row = s.rows;
+    if (row >= limits::kShardRowsMax) return Index::kAbsent;
+    if ((row >> slab_shift_) >= s.slabs.size()) {
+      std::byte* slab = pools_->slabs.take(slab_bytes_);
+      if (slab == nullptr) return Index::kAbsent;
+      s.slabs.push_back(slab);
+    }
+  }
+  if (!s.index.insert(pools_->index, place_of(hash), row)) return Index::kAbsent;
+  recycled ? s.free_rows.pop_back() : static_cast<void>(++s.rows);
+  initial(hash, weights(s, row));
+  const float start = spec_.rule.initial_state;
+  if (state_stride_ != 0) std::fill_n(state(s, row), layout_.vectors * spec_.dim, start);
+  RowHead* h = head(s, row);
+  *h = {};
+  for (int i = 0; i < layout_.row_scalars; ++i) h->scalars()[i] = start;
+  return row;
+}
+
+Status Table::find_or_make(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows) {
+  s.index.find_all(keyed, n, rows);
+  for (size_t i = 0; i < n; ++i) {
+    if (rows[i] != Index::kAbsent) continue;
+    rows[i] = s.index.find(place_of(keyed[i].hash));  // the same key may have been made a moment ago
+    if (rows[i] == Index::kAbsent) rows[i] = make_row(s, keyed[i].hash);
+    if (rows[i] == Index::kAbsent) return out_of_memory();
+  }
+  return {};
+}
+
+Status Table::read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& arrays, bool create) {
+  TableShard& s = shards_[shard];
+  static thread_local std::vector<uint32_t> rows;
+  rows.resize(n);
+  if (create) {
+    WL_RETURN_IF_ERROR(find_or_make(s, keyed, n, rows.data()));
+  } else {
+    s.index.find_all(keyed, n, rows.data());
+  }
+  write_out(s, keyed, n, rows.data(), arrays);
+  return {};
+}
+
+void Table::write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows,
+                      const Arrays& arrays) const {
+  const size_t dim = spec_.dim;
+  const size_t row_bytes = dim * size_of(arrays.out_dtype);
+  std::byte* const out = static_cast<std::byte*>(arrays.out);
+  const bool plain = arrays.out_dtype == Dtype::kFloat32;
+  const float* from[kBlock];
+  float* to[kBlock];
+  for (size_t at = 0; at < n; at += kBlock) {
+    size_t m = 0;
+    for (size_t i = at; i < std::min(at + kBlock, n); ++i) {
+      std::byte* const target = out + keyed[i].at * row_bytes;
+      if (rows[i] == Index::kAbsent) {  // not there and not to be made: its value all the same
+        std::vector<float> value(dim);
+        initial(keyed[i].hash, value.data());
+        kernels().from_f32(arrays.out_dtype, value.data(), target, dim);
+        continue;
+      }
+      from[m] = weights(s, rows[i]);
+      to[m++] = reinterpret_cast<float*>(target);
+    }
+    if (plain) {
+      kernels().copy_rows(from, to, m, spec_.dim, arrays.stream);
+    } else {
+      for (size_t i = 0; i < m; ++i) kernels().from_f32(arrays.out_dtype, from[i], to[i], dim);
+    }
+  }
+  if (arrays.stream) kernels().fence();
+}
+
+Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays) {
+  TableShard& s = shards_[shard];
+  const size_t dim = spec_.dim;
+  const std::byte* const in = static_cast<const std::byte*>(arrays.in);
+  const size_t in_bytes = dim * size_of(arrays.in_dtype);
+  const bool plain = arrays.in_dtype == Dtype::kFloat32;
+  const auto gradient = [&](size_t i) { return in + keyed[i].at * in_bytes; };
+
+  // First every row, so that nothing has changed when the memory runs out.
+  static thread_local std::vector<uint32_t> rows, first;
+  rows.resize(n);
+  WL_RETURN_IF_ERROR(find_or_make(s, keyed, n, rows.data()));
+
+  // Several gradients for one row become one, in order of occurrence.
+  static thread_local std::vector<float> combined;        // rows of it
+  static thread_local std::vector<uint32_t> combined_of;  // entry -> its row in `combined` + 1
+  const bool repeats = find_repeats(rows, &first);
+  if (repeats) {
+    combined.clear();
+    combined_of.assign(n, 0);
+    std::vector<float> one(dim);
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint32_t f = first[i];
+      if (f == i) continue;
+      if (combined_of[f] == 0) {
+        combined.resize(combined.size() + dim);
+        kernels().to_f32(arrays.in_dtype, gradient(f), combined.data() + combined.size() - dim, dim);
+        combined_of[f] = static_cast<uint32_t>(combined.size() / dim);
+      }
+      kernels().to_f32(arrays.in_dtype, gradient(i), one.data(), dim);
+      kernels().combine(layout_.combine, combined.data() + (combined_of[f] - 1) * dim, one.data(), dim);
+    }
+  }
+
+  ++s.count;
+  const RuleKernels& rule = kernels(spec_.rule.kind);
+  std::vector<float> converted;
+  if (!plain) converted.resize(kBlock * dim);
+  float* w[kBlock];
+  float* state_of[kBlock];
+  RowHead* heads[kBlock];
+  const float* g[kBlock];
+  for (size_t at = 0; at < n; at += kBlock) {
+    const size_t end = std::min(at + kBlock, n);
+    size_t m = 0;
+    for (size_t i = at; i < end; ++i) {
+      if (repeats && first[i] != i) continue;
+      w[m] = weights(s, rows[i]);
+      state_of[m] = state(s, rows[i]);
+      heads[m] = head(s, rows[i]);
+      if (repeats && combined_of[i] != 0) {
+        g[m] = combined.data() + (combined_of[i] - 1) * dim;
+      } else if (plain) {
+        g[m] = reinterpret_cast<const float*>(gradient(i));
+      } else {
+        kernels().to_f32(arrays.in_dtype, gradient(i), converted.data() + m * dim, dim);
+        g[m] = converted.data() + m * dim;
+      }
+      ++m;
+    }
+    rule.rows(hyper, Rows{w, state_of, heads, g, m, spec_.dim, static_cast<uint32_t>(s.version)});
+  }
+  if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
+  return {};
+}
+
+uint64_t Table::erase(uint32_t shard, const Keyed* keyed, size_t n) {
+  TableShard& s = shards_[shard];
+  uint64_t erased = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t row = s.index.remove(place_of(keyed[i].hash));
+    if (row == Index::kAbsent) continue;
+    s.free_rows.push_back(row);
+    ++erased;
+  }
+  return erased;
+}
+
+bool Table::scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
+                 std::vector<float>* out) const {
+  const TableShard& s = shards_[shard];
+  std::vector<Index::Entry> found;
+  const bool more = s.index.scan(*from, most, &found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (i + 16 < found.size()) __builtin_prefetch(weights(s, found[i + 16].row));
+    const float* w = weights(s, found[i].row);
+    keys->push_back(key_of(shard, found[i].hash));
+    out->insert(out->end(), w, w + spec_.dim);
+  }
+  if (!found.empty()) *from = found.back().hash + 1;
+  return more;
+}
+
+uint64_t Table::fingerprint(uint32_t shard) const {
+  const TableShard& s = shards_[shard];
+  const uint64_t salt = mix_text(name_);
+  uint64_t sum = 0, from = 0;
+  for (bool more = true; more;) {
+    std::vector<Index::Entry> found;
+    more = s.index.scan(from, 4096, &found);
+    for (const Index::Entry& e : found) {
+      const RowHead* h = head(s, e.row);
+      if (h->count == 0) continue;
+      const uint64_t row_salt = mix_in(salt, key_of(shard, e.hash));
+      sum += fingerprint_of(row_salt, 0, weights(s, e.row), spec_.dim);
+      if (layout_.vectors != 0)
+        sum += fingerprint_of(row_salt, limits::kTableDimMax, state(s, e.row), layout_.vectors * spec_.dim);
+      sum += fingerprint_of(row_salt, 4 * uint64_t{limits::kTableDimMax}, h->scalars(), layout_.row_scalars);
+      sum += fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &h->count, 1);
+    }
+    if (!found.empty()) from = found.back().hash + 1;
+  }
+  return sum;
+}
+
+}  // namespace windlass

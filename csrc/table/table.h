@@ -1,0 +1,117 @@
+// Table: a named map from 64-bit keys to rows, in 256 shards by a hash of the key. What a server holds of one.
+//
+// A shard is an Index (hash -> row number) and slabs, each with the same number of rows and three parts:
+//
+//     slab:  | weights, `weight_stride` bytes a row | state, `state_stride` | heads: count, touched, row scalars |
+//
+// Slabs are added, never moved, so growth copies nothing. Rows are made by the initialiser, seeded by (seed, table
+// name, key), and by nothing else. An empty shard holds no memory beyond itself.
+//
+// A request passes over its shard twice, once through the index and once through the rows, and asks the memory for
+// what it will want some keys later: the work waits for no single row.
+//
+// Thread safety: shard operations belong to the holder of that shard's turn; the rest is fixed after create().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/pool.h"
+#include "rule/kernels.h"
+#include "session/shard.h"
+#include "table/group.h"
+#include "table/index.h"
+#include "tensor/tensor.h"
+
+namespace windlass {
+
+struct TableSpec {
+  uint32_t dim = 0;
+  RuleSpec rule;
+  Init init;
+  uint64_t seed = 0;
+  bool reject_nonfinite = false;
+  friend bool operator==(const TableSpec&, const TableSpec&) = default;
+};
+
+std::string describe(const TableSpec& spec);
+
+// Where tables take their memory. Index pages have a pool of their own: a search touches only those, and the fewer
+// huge pages they lie on, the fewer of its steps miss the processor's page cache.
+struct TablePools {
+  explicit TablePools(Budget* b) : budget(b), index(b), slabs(b) {}
+  const Budget* budget;
+  Pool index;
+  Pool slabs;
+};
+
+struct TableShard : Shard {
+  Index index;
+  std::vector<std::byte*> slabs;
+  std::vector<uint32_t> free_rows;  // given up by erase()
+  uint32_t rows = 0;                // row numbers handed out so far
+};
+
+class Table {
+ public:
+  static Status create(const std::string& name, const TableSpec& spec, TablePools* pools, std::unique_ptr<Table>* out);
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+  ~Table();
+
+  const std::string& name() const { return name_; }
+  const TableSpec& spec() const { return spec_; }
+  TableShard& shard(uint32_t i) { return shards_[i]; }
+
+  // Row `keyed[i].at` of arrays.out becomes the row of that key. Missing rows are made, or with create=false only
+  // their values. Fails when the memory is used up.
+  Status read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& arrays, bool create);
+  // One update of the rows of those keys from arrays.in; several gradients for one key are combined first. All rows
+  // exist before the first is changed, so a failure changes no weight. Where arrays.out is given, the new rows go
+  // there.
+  Status apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays);
+  // Takes rows out; returns how many there were.
+  uint64_t erase(uint32_t shard, const Keyed* keyed, size_t n);
+  // Up to `most` rows with (hash << 8) >= from, in that order: keys, and weights of dim floats each. *from becomes
+  // where to go on. False when those were the last.
+  bool scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
+            std::vector<float>* weights) const;
+  uint64_t rows(uint32_t shard) const { return shards_[shard].index.size(); }
+  // Of the rows that were ever updated; rows that were only looked at are the initialiser's and do not count.
+  uint64_t fingerprint(uint32_t shard) const;
+
+  // The layout, for benchmarks that loop over it without us.
+  size_t weight_stride() const { return weight_stride_; }
+
+ private:
+  Table(std::string name, TableSpec spec, TablePools* pools);
+  std::byte* slab(const TableShard& s, uint32_t row) const { return s.slabs[row >> slab_shift_]; }
+  float* weights(const TableShard& s, uint32_t row) const {
+    return reinterpret_cast<float*>(slab(s, row) + (row & slab_mask_) * weight_stride_);
+  }
+  float* state(const TableShard& s, uint32_t row) const {
+    return reinterpret_cast<float*>(slab(s, row) + state_at_ + (row & slab_mask_) * state_stride_);
+  }
+  RowHead* head(const TableShard& s, uint32_t row) const {
+    return reinterpret_cast<RowHead*>(slab(s, row) + head_at_ + (row & slab_mask_) * head_stride_);
+  }
+  Status find_or_make(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
+  void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
+  uint32_t make_row(TableShard& s, uint64_t hash);
+  void initial(uint64_t hash, float* out) const;
+  Status out_of_memory() const;
+
+  const std::string name_;
+  const TableSpec spec_;
+  TablePools* const pools_;
+  const Layout layout_;
+  const uint64_t row_seed_;
+  size_t weight_stride_ = 0, state_stride_ = 0, head_stride_ = 0;
+  size_t state_at_ = 0, head_at_ = 0, slab_bytes_ = 0;
+  uint32_t slab_shift_ = 0, slab_mask_ = 0;
+  std::unique_ptr<TableShard[]> shards_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,230 @@
+#include "tensor/tensor.h"
+
+#include <cstring>
+#include <memory>
+
+#include "base/fingerprint.h"
+#include "base/os.h"
+
+namespace windlass {
+namespace {
+
+// How much of a shard is worked on before the next array is touched: weights, gradient and state of a block stay in
+// the first-level cache between the rule and the copy to the caller.
+constexpr uint64_t kBlock = 1024;
+
+// Keeps arrays off power-of-two distances.
+constexpr uint64_t kStagger = 64 * 67;
+
+uint64_t round_up(uint64_t bytes) { return (bytes + 63) & ~uint64_t{63}; }
+
+}  // namespace
+
+uint64_t TensorSpec::elements() const {
+  uint64_t n = 1;
+  for (const uint64_t d : shape) n *= d;
+  return n;
+}
+
+uint64_t TensorSpec::row() const {
+  uint64_t n = 1;
+  for (size_t i = 1; i < shape.size(); ++i) n *= shape[i];
+  return n;
+}
+
+std::string describe_shape(const uint64_t* shape, size_t dims) {
+  std::string text = "(";
+  for (size_t i = 0; i < dims; ++i) text += (i != 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + (dims == 1 ? ",)" : ")");
+}
+
+std::string describe(const RuleSpec& rule) {
+  std::string text = name_of(rule.kind);
+  if (rule.initial_state != 0.0f) text += "(initial_accumulator_value=" + std::to_string(rule.initial_state) + ")";
+  return text;
+}
+
+std::string describe(const Init& init) {
+  switch (init.kind) {
+    case InitKind::kZeros: return "Zeros()";
+    case InitKind::kConstant: return "Constant(" + std::to_string(init.a) + ")";
+    case InitKind::kUniform: return "Uniform(" + std::to_string(init.a) + ", " + std::to_string(init.b) + ")";
+    case InitKind::kNormal: return "Normal(mean=" + std::to_string(init.a) + ", std=" + std::to_string(init.b) + ")";
+  }
+  return "?";
+}
+
+std::string describe(const TensorSpec& s) {
+  return "tensor(shape=" + describe_shape(s.shape.data(), s.shape.size()) + ", dtype=" + name_of(s.dtype) +
+         ", rule=" + describe(s.rule) + ", init=" + describe(s.init) + ", seed=" + std::to_string(s.seed) +
+         ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ")";
+}
+
+Tensor::Tensor(std::string name, TensorSpec spec, Budget* budget)
+    : name_(std::move(name)),
+      spec_(std::move(spec)),
+      cut_(Cut::of(spec_.elements(), spec_.row(), size_of(spec_.dtype))),
+      budget_(budget) {}
+
+Tensor::~Tensor() {
+  os::unmap(memory_, bytes_);
+  budget_->refund(bytes_);
+}
+
+Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out) {
+  const Layout& layout = layout_of(spec.rule.kind);
+  if (!storable(spec.dtype)) {
+    return Status(Code::kInvalidArgument,
+                  "tensor '" + name + "': dtype must be float32, float64 or int64, not " + name_of(spec.dtype));
+  }
+  if (spec.dtype != Dtype::kFloat32 && !layout.any_dtype) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + name_of(spec.rule.kind) +
+                                              " works on float32, not " + name_of(spec.dtype) +
+                                              "; Sum, Max and Assign take any dtype");
+  }
+  if (spec.dtype != Dtype::kFloat32 && spec.init.kind != InitKind::kZeros && spec.init.kind != InitKind::kConstant) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is for float32; a " +
+                                              name_of(spec.dtype) + " tensor starts with Zeros or Constant");
+  }
+  if (spec.shape.size() > limits::kTensorDimsMax) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': at most " + std::to_string(limits::kTensorDimsMax) +
+                                              " dimensions, not " + std::to_string(spec.shape.size()));
+  }
+  uint64_t elements = 1;
+  for (const uint64_t d : spec.shape) {
+    if (d == 0) {
+      elements = 0;
+      break;
+    }
+    if (elements > limits::kTensorElementsMax / d) {
+      return Status(Code::kInvalidArgument, "tensor '" + name + "': shape " +
+                                                describe_shape(spec.shape.data(), spec.shape.size()) +
+                                                " has more than 2^40 elements");
+    }
+    elements *= d;
+  }
+  std::unique_ptr<Tensor> t(new Tensor(name, spec, budget));
+  if (layout.row_scalars != 0 && !t->cut_.whole_rows) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + name_of(spec.rule.kind) +
+                                              " needs rows of at most " + std::to_string(limits::kShardBytesMax) +
+                                              " bytes, not " + std::to_string(t->cut_.row * 4));
+  }
+  if (elements == 0) {
+    *out = std::move(t);
+    return {};
+  }
+  // One mapping: weights, then each state array, each a little further off a round distance.
+  const uint64_t weight_bytes = round_up(elements * size_of(spec.dtype));
+  const uint64_t vector_bytes = round_up(elements * 4);
+  const uint64_t rows = (elements + t->cut_.row - 1) / t->cut_.row;
+  const uint64_t scalar_bytes = layout.row_scalars != 0 ? round_up(rows * layout.row_scalars * 4) : 0;
+  uint64_t bytes = weight_bytes;
+  uint64_t vector_at[limits::kRuleVectorsMax] = {};
+  for (int v = 0; v < layout.vectors; ++v) {
+    vector_at[v] = bytes + kStagger * static_cast<uint64_t>(v + 1);
+    bytes = vector_at[v] + vector_bytes;
+  }
+  const uint64_t scalars_at = bytes;
+  bytes += scalar_bytes;
+  if (!budget->charge(bytes)) return budget->exhausted(bytes, "tensor '" + name + "'");
+  t->bytes_ = bytes;
+  t->memory_ = os::map(bytes);
+  if (t->memory_ == nullptr) return budget->exhausted(bytes, "tensor '" + name + "'");
+  t->weights_ = t->memory_;
+  for (int v = 0; v < layout.vectors; ++v) t->state_[v] = reinterpret_cast<float*>(t->memory_ + vector_at[v]);
+  if (layout.row_scalars != 0) t->scalars_ = reinterpret_cast<float*>(t->memory_ + scalars_at);
+  t->shards_ = std::make_unique<Shard[]>(t->cut_.shards);
+
+  // Fresh memory is zero, so what starts at zero is not touched.
+  if (spec.dtype == Dtype::kFloat32) {
+    if (spec.init.kind != InitKind::kZeros) {
+      kernels().fill(spec.init, mix_in(mix_text(name), spec.seed), 0, reinterpret_cast<float*>(t->weights_), elements);
+    }
+  } else if (spec.init.kind == InitKind::kConstant) {
+    for (uint64_t i = 0; i < elements; ++i) {
+      if (spec.dtype == Dtype::kFloat64) {
+        std::memcpy(t->weights(i), &spec.init.a, 8);
+      } else {
+        const int64_t value = static_cast<int64_t>(spec.init.a);
+        std::memcpy(t->weights(i), &value, 8);
+      }
+    }
+  }
+  if (spec.rule.initial_state != 0.0f) {
+    for (int v = 0; v < layout.vectors; ++v) std::fill_n(t->state_[v], elements, spec.rule.initial_state);
+    if (layout.row_scalars != 0) std::fill_n(t->scalars_, rows * layout.row_scalars, spec.rule.initial_state);
+  }
+  *out = std::move(t);
+  return {};
+}
+
+void Tensor::write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const {
+  const std::byte* w = weights(span.first + done);
+  std::byte* out = static_cast<std::byte*>(arrays.out) + (span.at + done) * size_of(arrays.out_dtype);
+  if (arrays.out_dtype != spec_.dtype) {
+    kernels().from_f32(arrays.out_dtype, reinterpret_cast<const float*>(w), out, n);
+  } else if (arrays.stream) {
+    kernels().stream(out, w, n * size_of(spec_.dtype));
+  } else {
+    std::memcpy(out, w, n * size_of(spec_.dtype));
+  }
+}
+
+void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n_spans, const Arrays& arrays) {
+  const RuleKernels& rule = kernels(spec_.rule.kind);
+  const bool row_rule = rule.layout.row_scalars != 0;
+  const Step step = rule.prepare(hyper, ++shards_[shard].count);
+  auto* const run = spec_.dtype == Dtype::kFloat32   ? rule.dense
+                    : spec_.dtype == Dtype::kFloat64 ? rule.dense_f64
+                                                     : rule.dense_i64;
+  const uint64_t block = row_rule ? std::max<uint64_t>(kBlock / cut_.row, 1) * cut_.row : kBlock;
+  const bool convert = arrays.in_dtype != spec_.dtype;
+  std::unique_ptr<float[]> converted;
+  if (convert) converted = std::make_unique_for_overwrite<float[]>(block);
+
+  for (size_t s = 0; s < n_spans; ++s) {
+    const Span& span = spans[s];
+    for (uint64_t done = 0; done < span.n; done += block) {
+      const uint64_t n = std::min(block, span.n - done);
+      const uint64_t element = span.first + done;
+      Dense d;
+      d.w = weights(element);
+      for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + element;
+      if (row_rule) d.scalars = scalars_ + element / cut_.row * rule.layout.row_scalars;
+      d.g = static_cast<const std::byte*>(arrays.in) + (span.at + done) * size_of(arrays.in_dtype);
+      if (convert) {
+        kernels().to_f32(arrays.in_dtype, d.g, converted.get(), n);
+        d.g = converted.get();
+      }
+      d.n = n;
+      d.row = cut_.row;
+      run(step, d);
+      if (arrays.out != nullptr) write_out(span, done, n, arrays);
+    }
+  }
+  if (arrays.stream) kernels().fence();
+}
+
+void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const {
+  for (size_t s = 0; s < n_spans; ++s) write_out(spans[s], 0, spans[s].n, arrays);
+  if (arrays.stream) kernels().fence();
+}
+
+uint64_t Tensor::fingerprint(uint32_t shard) const {
+  const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
+  const Layout& layout = layout_of(spec_.rule.kind);
+  const uint64_t salt = mix_text(name_);
+  uint64_t sum = spec_.dtype == Dtype::kFloat32
+                     ? fingerprint_of(salt, first, reinterpret_cast<const float*>(weights(first)), n)
+                     : fingerprint_of(salt, first, reinterpret_cast<const uint64_t*>(weights(first)), n);
+  for (int v = 0; v < layout.vectors; ++v)
+    sum += fingerprint_of(mix_in(salt, static_cast<uint64_t>(v)), first, state_[v] + first, n);
+  if (layout.row_scalars != 0) {
+    const uint64_t row = first / cut_.row * layout.row_scalars, rows = n / cut_.row * layout.row_scalars;
+    sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + row, rows);
+  }
+  const uint64_t count = shards_[shard].count;
+  return sum + fingerprint_of(mix_in(salt, 101), shard, &count, 1);
+}
+
+}  // namespace windlass

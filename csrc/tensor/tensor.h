@@ -1,0 +1,95 @@
+// Tensor: a named dense array in shards, with its rule's state. What a server holds of one.
+//
+// The shards lie in one run, one behind the other, so that a request for all of them is few long passes. Weights and
+// each state array start a few cache lines apart from a power-of-two distance; equal distances would put them into
+// the same cache sets and halve the speed.
+//
+// Thread safety: apply() and read() belong to the holder of the shard's turn; everything else is fixed after create().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/pool.h"
+#include "rule/init.h"
+#include "rule/kernels.h"
+#include "session/shard.h"
+#include "tensor/cut.h"
+
+namespace windlass {
+
+struct TensorSpec {
+  std::vector<uint64_t> shape;
+  Dtype dtype = Dtype::kFloat32;
+  RuleSpec rule;
+  Init init;
+  uint64_t seed = 0;
+  bool reject_nonfinite = false;
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+
+  uint64_t elements() const;
+  uint64_t row() const;  // elements per row: what is behind the first dimension
+};
+
+std::string describe(const TensorSpec& spec);
+std::string describe_shape(const uint64_t* shape, size_t dims);
+std::string describe(const RuleSpec& rule);
+std::string describe(const Init& init);
+
+// Some elements of one shard, and where they are in the caller's arrays.
+struct Span {
+  uint64_t first;  // in the tensor
+  uint64_t n;
+  uint64_t at;  // in the caller's arrays
+};
+
+// The caller's arrays. Either may be missing.
+struct Arrays {
+  const void* in = nullptr;
+  void* out = nullptr;
+  Dtype in_dtype = Dtype::kFloat32;
+  Dtype out_dtype = Dtype::kFloat32;
+  bool stream = false;  // outputs bypass the cache
+};
+
+class Tensor {
+ public:
+  static Status create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out);
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+  ~Tensor();
+
+  const std::string& name() const { return name_; }
+  const TensorSpec& spec() const { return spec_; }
+  const Cut& cut() const { return cut_; }
+  Shard& shard(uint32_t i) { return shards_[i]; }
+  uint64_t bytes() const { return bytes_; }
+
+  // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there.
+  void apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
+  // The weights of the spans, to arrays.out.
+  void read(const Span* spans, size_t n, const Arrays& arrays) const;
+  // Of the shard's weights and state; the sum over all shards is the tensor's.
+  uint64_t fingerprint(uint32_t shard) const;
+
+ private:
+  Tensor(std::string name, TensorSpec spec, Budget* budget);
+  void write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const;
+  std::byte* weights(uint64_t element) const { return weights_ + element * size_of(spec_.dtype); }
+
+  const std::string name_;
+  const TensorSpec spec_;
+  const Cut cut_;
+  Budget* const budget_;
+  std::unique_ptr<Shard[]> shards_;
+  std::byte* memory_ = nullptr;
+  uint64_t bytes_ = 0;
+  std::byte* weights_ = nullptr;
+  float* state_[limits::kRuleVectorsMax] = {};
+  float* scalars_ = nullptr;
+};
+
+}  // namespace windlass

@@ -1,0 +1,71 @@
+"""Windlass: a parameter server for machine learning.
+
+import windlass as wl
+
+cluster = wl.connect()
+w = cluster.tensor("w", (784, 10), rule=wl.SGD(lr=0.1))
+weights = w.push_pull(gradient)
+"""
+
+from windlass._cluster import Cluster, connect
+from windlass._core import Version
+from windlass._errors import (
+    BufferInUse,
+    Closed,
+    ForkedProcess,
+    InternalError,
+    InvalidArgument,
+    NonFinite,
+    NotFound,
+    ResourceExhausted,
+    ShapeMismatch,
+    SpecMismatch,
+    Timeout,
+    WindlassError,
+)
+from windlass._future import Future
+from windlass._init import Constant, Init, Normal, Uniform, Zeros
+from windlass._keys import unique
+from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Max, RowAdagrad, Rule, Sum
+from windlass._table import Chunk, Table
+from windlass._tensor import Pulled, Tensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Assign",
+    "BufferInUse",
+    "Chunk",
+    "Closed",
+    "Cluster",
+    "Constant",
+    "ForkedProcess",
+    "Future",
+    "Init",
+    "InternalError",
+    "InvalidArgument",
+    "Max",
+    "NonFinite",
+    "Normal",
+    "NotFound",
+    "Pulled",
+    "ResourceExhausted",
+    "RowAdagrad",
+    "Rule",
+    "ShapeMismatch",
+    "SpecMismatch",
+    "Sum",
+    "Table",
+    "Tensor",
+    "Timeout",
+    "Uniform",
+    "Version",
+    "WindlassError",
+    "Zeros",
+    "connect",
+    "unique",
+]

@@ -1,0 +1,197 @@
+"""Clusters: where tensors and tables live."""
+
+import atexit
+import contextlib
+import os
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from windlass import _core
+from windlass._arrays import as_numpy, core_dtype
+from windlass._errors import InvalidArgument, WindlassError
+from windlass._init import Init, Zeros
+from windlass._rules import Rule
+from windlass._table import Table
+from windlass._tensor import Tensor
+
+_THREADS_MAX = 256
+_open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
+
+
+def connect(*, threads: int | None = None, timeout: float = 60.0, memory_bytes_max: int | None = None) -> "Cluster":
+    """Starts a server inside this process and returns a cluster on it.
+
+    threads: how many work on one large request at once (default: the cores there are).
+    timeout: seconds that calls may take unless they say otherwise.
+    memory_bytes_max: what tensors and tables may take on the server (default: no limit).
+
+    Every call makes its own engine; ``cluster.worker(rank, world_size)`` gives further workers on the same one.
+    """
+    if address := os.environ.get("WINDLASS_ADDRESS"):
+        raise InvalidArgument(
+            f"WINDLASS_ADDRESS={address} is set, but this version has only the engine inside the process; unset it"
+        )
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        raise InvalidArgument(
+            f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing of each other; "
+            "start the script with `windlass run`"
+        )
+    if complaint := _core.isa_complaint():
+        raise InvalidArgument(complaint)
+    threads = _core.cores() if threads is None else threads
+    if not 1 <= threads <= _THREADS_MAX:
+        raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
+    if not timeout >= 0:
+        raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
+    if memory_bytes_max is not None and memory_bytes_max < 0:
+        raise InvalidArgument(f"connect: memory_bytes_max must be at least 0, not {memory_bytes_max}")
+    engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
+    return Cluster(engine, 0, 1, timeout)
+
+
+class Cluster:
+    """One worker's view of the servers. Made by ``connect()``; a context manager that closes at the end."""
+
+    def __init__(self, engine: _core.Engine, rank: int, world_size: int, timeout: float) -> None:
+        self._engine = engine
+        self._session = _core.Session(engine, rank, world_size)
+        self._timeout = timeout
+        _open.add(self)
+
+    def tensor(
+        self,
+        name: str,
+        shape: int | Sequence[int],
+        *,
+        rule: Rule,
+        init: Init | None = None,
+        dtype: object = np.float32,
+        seed: int = 0,
+        reject_nonfinite: bool = False,
+    ) -> Tensor:
+        """Creates a tensor, or opens it if it is there with the same spec.
+
+        dtype: float32; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
+        """
+        what = f"tensor {name!r}"
+        dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        for d in dims:
+            if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
+                raise InvalidArgument(f"{what}: shape must be whole numbers of at least 0, not {dims}")
+        self._check(what, rule, init, seed)
+        return Tensor(
+            self,
+            name,
+            tuple(int(d) for d in dims),
+            rule,
+            init if init is not None else Zeros(),
+            dtype,
+            seed,
+            reject_nonfinite,
+        )
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        rule: Rule,
+        init: Init | None = None,
+        seed: int = 0,
+        reject_nonfinite: bool = False,
+    ) -> Table:
+        """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec."""
+        what = f"table {name!r}"
+        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
+            raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
+        self._check(what, rule, init, seed)
+        return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite)
+
+    @staticmethod
+    def _check(what: str, rule: Rule, init: Init | None, seed: int) -> None:
+        if not isinstance(rule, Rule):
+            raise InvalidArgument(f"{what}: rule must be a windlass rule such as SGD(lr=0.1), not {rule!r}")
+        if init is not None and not isinstance(init, Init):
+            raise InvalidArgument(f"{what}: init must be a windlass initialiser such as Normal(std=0.01), not {init!r}")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
+            raise InvalidArgument(f"{what}: seed must be a whole number between 0 and 2**64 - 1, not {seed!r}")
+
+    def empty(self, shape: int | Sequence[int], dtype: object = np.float32) -> Any:
+        """A registered array, not initialised: requests use it in place, and borrow it until they are done.
+
+        ``torch.from_numpy`` of it is registered, too.
+        """
+        dims = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+        if any(d < 0 for d in dims):
+            raise InvalidArgument(f"empty: shape must not be negative, not {tuple(dims)}")
+        return as_numpy(self._engine.empty([int(d) for d in dims], core_dtype(dtype, "empty")))
+
+    def worker(self, rank: int, world_size: int) -> "Cluster":
+        """A further worker on the same engine, for threads that act as workers."""
+        return Cluster(self._engine, rank, world_size, self._timeout)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among the workers."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self._session.world_size
+
+    @property
+    def clock(self) -> int:
+        """How many iterations this worker has closed."""
+        return self._session.clock
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the server has taken for tensors and tables."""
+        return self._engine.memory_bytes
+
+    def tick(self) -> None:
+        """Closes this worker's iteration."""
+        self._engine.check()
+        self._session.raise_unseen()
+        self._session.tick()
+
+    def fingerprint(self, *, timeout: float | None = None) -> str:
+        """A checksum of everything on the server; equal for equal contents, however they came about."""
+        return f"{self._session.fingerprint(self._timeout if timeout is None else timeout):016x}"
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
+        if self._engine.closed or self._engine.forked:
+            return
+        self._engine.close(self._timeout if timeout is None else timeout)
+        self._session.raise_unseen()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the error on its way says more than what close() would add
+            with contextlib.suppress(WindlassError):
+                self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine.closed else "open"
+        return f"<Cluster, embedded, rank {self.rank} of {self.world_size}, {state}>"
+
+
+@atexit.register
+def _close_all() -> None:
+    """Requests under way end before the interpreter takes their memory away."""
+    for cluster in list(_open):
+        with contextlib.suppress(WindlassError):
+            cluster.close(timeout=5.0)

@@ -1,0 +1,198 @@
+"""The native core of windlass."""
+
+from collections.abc import Sequence
+import enum
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+
+def set_errors(errors: list) -> None:
+    """
+    The exception class of every code, in order; the caller keeps the list.
+    """
+
+def isa() -> str:
+    """The instruction set the kernels use."""
+
+def isa_complaint() -> str:
+    """What is wrong with WINDLASS_ISA, or nothing."""
+
+def cores() -> int:
+    """Cores this process may run on."""
+
+class Dtype(enum.Enum):
+    FLOAT32 = 0
+
+    FLOAT64 = 1
+
+    INT64 = 2
+
+    BFLOAT16 = 3
+
+    FLOAT16 = 4
+
+class RuleKind(enum.Enum):
+    SGD = 0
+
+    MOMENTUM = 1
+
+    ADAGRAD = 2
+
+    ROW_ADAGRAD = 3
+
+    ADAM = 4
+
+    ADAMW = 5
+
+    SUM = 6
+
+    ASSIGN = 7
+
+    MAX = 8
+
+class InitKind(enum.Enum):
+    ZEROS = 0
+
+    CONSTANT = 1
+
+    UNIFORM = 2
+
+    NORMAL = 3
+
+class Engine:
+    """One server and one arena inside this process."""
+
+    def __init__(self, threads: int, memory_bytes_max: int) -> None: ...
+
+    def empty(self, shape: Sequence[int], dtype: Dtype) -> NDArray:
+        """A registered array, not zeroed."""
+
+    def registered(self, array: Annotated[NDArray, dict(device='cpu', writable=False)]) -> bool: ...
+
+    def close(self, timeout: float) -> None: ...
+
+    def check(self) -> None:
+        """Raises unless the engine can be used."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def forked(self) -> bool: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+class Session:
+    """One worker on an engine."""
+
+    def __init__(self, engine: Engine, rank: int, world_size: int) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def raise_unseen(self) -> None:
+        """Raises the error of a dropped future."""
+
+    def fingerprint(self, timeout: float) -> int: ...
+
+    @property
+    def clock(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+class Future:
+    """A request under way."""
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float) -> None: ...
+
+class Hold:
+    """Keeps the turn of a shard, for tests."""
+
+    def release(self) -> None: ...
+
+def hold_tensor(tensor: Tensor, shard: int) -> Hold: ...
+
+def hold_table(table: Table, shard: int) -> Hold: ...
+
+class Version:
+    """What a pull has seen; to be given back as newer_than=."""
+
+    def __eq__(self, arg: Version, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Tensor:
+    """A session's handle on a tensor."""
+
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool) -> None: ...
+
+    def call_now(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> None:
+        """
+        Pull, push or push_pull, by which of grad and out are given; returns when done.
+        """
+
+    def call_later(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None) -> Future:
+        """The same as a future."""
+
+    def pull_newer(self, out: Annotated[NDArray, dict(device='cpu')], rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
+
+    def fingerprint(self, timeout: float) -> int: ...
+
+    @property
+    def shards(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)]) -> tuple:
+    """Each key once, as uint64, and for every key its place there."""
+
+class Export:
+    """Walks a table in chunks."""
+
+    def next(self, most: int, timeout: float) -> tuple: ...
+
+class Table:
+    """A session's handle on a table."""
+
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool) -> None: ...
+
+    def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> None:
+        """
+        Pull, push or push_pull, by which of grads and out are given; returns when done.
+        """
+
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool) -> Future:
+        """The same as a future."""
+
+    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
+
+    def rows(self, timeout: float) -> int: ...
+
+    def fingerprint(self, timeout: float) -> int: ...
+
+    def export(self) -> Export: ...
+
+def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
+
+def limit_fused_adam(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], m: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
+
+def limit_gather(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], stream: bool, repeats: int) -> float: ...
+
+def limit_row_adagrad(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> float: ...

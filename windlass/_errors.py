@@ -1,0 +1,88 @@
+"""Every error that Windlass raises.
+
+WindlassError
+├── InvalidArgument (ValueError)        a value that can never be right
+├── ShapeMismatch (TypeError)           an array of another shape, dtype or layout than the object's
+├── SpecMismatch (ValueError)           an object opened with another spec than it was created with
+├── NotFound (KeyError)                 no such object
+├── Closed                              the cluster has been closed
+├── Timeout (TimeoutError)              the caller's time was up first
+├── BufferInUse                         a registered array that an earlier request still has
+├── ResourceExhausted (MemoryError)     a limit on memory or count was reached
+├── NonFinite (ValueError)              NaN or infinity where reject_nonfinite=True
+├── ForkedProcess                       a cluster used in the child of a fork
+└── InternalError                       a bug in Windlass
+
+A message says which object, what was expected and what was seen.
+"""
+
+from windlass import _core
+
+
+class WindlassError(Exception):
+    """The root of every error that Windlass raises."""
+
+
+class InvalidArgument(WindlassError, ValueError):
+    """A value that can never be right."""
+
+
+class ShapeMismatch(WindlassError, TypeError):
+    """An array of another shape, dtype or layout than the object's."""
+
+
+class SpecMismatch(WindlassError, ValueError):
+    """An object opened with another spec than it was created with."""
+
+
+class NotFound(WindlassError, KeyError):
+    """No such object."""
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return Exception.__str__(self)
+
+
+class Closed(WindlassError):
+    """The cluster has been closed."""
+
+
+class Timeout(WindlassError, TimeoutError):
+    """The caller's time was up first. A push goes on; its future can be waited for again."""
+
+
+class BufferInUse(WindlassError):
+    """A registered array that an earlier request still has."""
+
+
+class ResourceExhausted(WindlassError, MemoryError):
+    """A limit on memory or count was reached."""
+
+
+class NonFinite(WindlassError, ValueError):
+    """NaN or infinity in a push to an object with reject_nonfinite=True."""
+
+
+class ForkedProcess(WindlassError):
+    """A cluster used in the child of a fork."""
+
+
+class InternalError(WindlassError):
+    """A bug in Windlass; please report it."""
+
+
+# By the code of the core's Status (csrc/base/status.h); the first stands for "ok" and is never raised.
+ERRORS: list[type[WindlassError]] = [
+    InternalError,
+    InvalidArgument,
+    ShapeMismatch,
+    SpecMismatch,
+    NotFound,
+    Closed,
+    Timeout,
+    BufferInUse,
+    ResourceExhausted,
+    NonFinite,
+    ForkedProcess,
+    InternalError,
+]
+_core.set_errors(ERRORS)

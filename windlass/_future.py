@@ -1,0 +1,35 @@
+"""Futures: requests under way."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from windlass import _core
+
+T = TypeVar("T")
+
+
+class Future(Generic[T]):
+    """A request under way. ``wait()`` returns its result or raises its error.
+
+    A future may be dropped: the request goes on, and if it fails, the next call on the same object, ``tick()`` or
+    ``close()`` raises the error.
+    """
+
+    __slots__ = ("_call", "_result", "_timeout")
+
+    def __init__(self, call: _core.Future, result: Callable[[], T], timeout: float) -> None:
+        self._call = call
+        self._result = result
+        self._timeout = timeout
+
+    def done(self) -> bool:
+        """Whether the request has finished, well or not."""
+        return self._call.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Waits up to `timeout` seconds (default: the request's). After Timeout it can be waited for again."""
+        self._call.wait(self._timeout if timeout is None else timeout)
+        return self._result()
+
+    def __repr__(self) -> str:
+        return f"<Future, {'done' if self.done() else 'under way'}>"

@@ -1,0 +1,188 @@
+"""Tables: maps from 64-bit keys to rows, which grow by themselves."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from windlass import _core
+from windlass._arrays import ArrayLike, as_input, as_keys, as_output, core_dtype, is_torch
+from windlass._errors import InvalidArgument
+from windlass._future import Future
+from windlass._init import Init
+from windlass._rules import Rule
+from windlass._tensor import _nothing, check_weight, landing_for, new_output
+
+if TYPE_CHECKING:
+    from windlass._cluster import Cluster
+
+
+class Chunk(NamedTuple):
+    """Some rows of a table."""
+
+    keys: "np.ndarray[Any, np.dtype[np.uint64]]"  #: (n,)
+    weights: "np.ndarray[Any, np.dtype[np.float32]]"  #: (n, dim)
+
+
+class Table:
+    """A named map from 64-bit keys to rows of `dim` float32 numbers; made by ``cluster.table()``.
+
+    Keys are arrays of int64, uint64 or int32, in any order, repeated ones too. They are bit patterns: -1 and
+    2**64 - 1 are one key.
+    """
+
+    __slots__ = ("_cluster", "_core", "_hyper", "dim", "init", "name", "reject_nonfinite", "rule", "seed")
+
+    def __init__(
+        self, cluster: "Cluster", name: str, dim: int, rule: Rule, init: Init, seed: int, reject_nonfinite: bool
+    ) -> None:
+        self._cluster = cluster
+        self._hyper = rule._numbers()
+        self.name = name
+        self.dim = dim
+        self.rule = rule
+        self.init = init
+        self.seed = seed
+        self.reject_nonfinite = reject_nonfinite
+        kind, a, b = init._spec()
+        self._core = _core.Table(
+            cluster._session, name, dim, rule._kind, rule._initial_state, kind, a, b, seed, reject_nonfinite
+        )
+
+    def __repr__(self) -> str:
+        return f"<Table {self.name!r} dim={self.dim} {self.rule}>"
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return self._core.rows(self._cluster._timeout)
+
+    # -- pull ------------------------------------------------------------------------------------------------------
+
+    def pull(
+        self,
+        keys: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        create: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """The rows of the keys, (len(keys), dim), in their order. Missing rows are made by the initialiser.
+
+        With ``create=False`` a missing row's value is returned all the same, but nothing is stored.
+        """
+        source, target, result = self._arrays("pull", keys, out, dtype)
+        self._core.call_now(source, None, target, None, create, self._cluster._timeout if timeout is None else timeout)
+        return result
+
+    def pull_async(
+        self,
+        keys: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        create: bool = True,
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        """``pull()`` as a future. The rows are in `out` once it has been waited for, not before."""
+        source, target, result = self._arrays("pull", keys, out, dtype)
+        landing, land = landing_for(self._cluster, target)
+        call = self._core.call_later(source, None, landing, None, create)
+        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+
+    # -- push ------------------------------------------------------------------------------------------------------
+
+    def push(
+        self, keys: ArrayLike, grads: ArrayLike, *, weight: float = 1.0, timeout: float | None = None, **hyper: float
+    ) -> Future[None]:
+        """Sends a gradient per key, (len(keys), dim); the servers apply the rule to those rows. A future.
+
+        Gradients of a repeated key are combined, in order, into one update: optimizers and Sum add them, Max takes
+        the largest, Assign the last.
+        """
+        check_weight(weight, "table", self.name)
+        what = f"push of table {self.name!r}"
+        call = self._core.call_later(as_keys(keys, what), as_input(grads, what), None, self._numbers(hyper), True)
+        return Future(call, _nothing, self._cluster._timeout if timeout is None else timeout)
+
+    push_async = push  #: push is a future already; the name its siblings have
+
+    def push_pull(
+        self,
+        keys: ArrayLike,
+        grads: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        **hyper: float,
+    ) -> Any:
+        """Sends gradients and returns the rows after them, in one request."""
+        check_weight(weight, "table", self.name)
+        source, target, result = self._arrays("push_pull", keys, out, dtype)
+        grad = as_input(grads, f"push_pull of table {self.name!r}")
+        numbers = self._numbers(hyper)
+        self._core.call_now(source, grad, target, numbers, True, self._cluster._timeout if timeout is None else timeout)
+        return result
+
+    def push_pull_async(
+        self,
+        keys: ArrayLike,
+        grads: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        **hyper: float,
+    ) -> Future[Any]:
+        """``push_pull()`` as a future."""
+        check_weight(weight, "table", self.name)
+        source, target, result = self._arrays("push_pull", keys, out, dtype)
+        grad = as_input(grads, f"push_pull of table {self.name!r}")
+        landing, land = landing_for(self._cluster, target)
+        call = self._core.call_later(source, grad, landing, self._numbers(hyper), True)
+        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def delete(self, keys: ArrayLike, *, timeout: float | None = None) -> int:
+        """Takes rows out, with their rule state; returns how many there were."""
+        seconds = self._cluster._timeout if timeout is None else timeout
+        return self._core.erase(as_keys(keys, f"delete of table {self.name!r}"), seconds)
+
+    def export(self, chunk_rows: int = 65536, *, timeout: float | None = None) -> Iterator[Chunk]:
+        """All rows, in chunks of at most `chunk_rows`, in an order that depends on the keys alone.
+
+        Training may go on meanwhile: a row that is there from start to end comes exactly once.
+        """
+        if chunk_rows < 1:
+            raise InvalidArgument(f"export of table {self.name!r}: chunk_rows must be at least 1, not {chunk_rows}")
+        self._cluster._engine.check()
+        return self._chunks(chunk_rows, self._cluster._timeout if timeout is None else timeout)
+
+    def _chunks(self, chunk_rows: int, timeout: float) -> Iterator[Chunk]:
+        walk = self._core.export()
+        while True:
+            keys, weights = walk.next(chunk_rows, timeout)
+            if len(keys) == 0:
+                return
+            yield Chunk(keys, weights)
+
+    def fingerprint(self, *, timeout: float | None = None) -> str:
+        """A checksum of all rows that were ever updated and their rule state, in whatever order they came."""
+        return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
+
+    def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
+        return self.rule._with(hyper)._numbers() if hyper else self._hyper
+
+    def _arrays(self, verb: str, keys: ArrayLike, out: Any, dtype: object) -> tuple[Any, Any, Any]:
+        """The keys, the array the core writes, and the same memory as the caller sees it."""
+        what = f"{verb} of table {self.name!r}"
+        source = as_keys(keys, what)
+        if out is not None:
+            return source, as_output(out, f"{what}, out"), out
+        core = _core.Dtype.FLOAT32 if dtype is None else core_dtype(dtype, what)
+        rows = source.shape[0] if source.ndim == 1 else 0
+        return source, *new_output(self._cluster, (rows, self.dim), core, is_torch(keys))

@@ -1,0 +1,297 @@
+"""Tensors: named dense arrays on the servers."""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from windlass import _core
+from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
+from windlass._errors import InvalidArgument
+from windlass._future import Future
+from windlass._init import Init
+from windlass._rules import Rule
+
+if TYPE_CHECKING:
+    from windlass._cluster import Cluster
+
+
+class Pulled(NamedTuple):
+    """What ``pull(newer_than=)`` returns."""
+
+    value: Any  #: the array; without out=, None where nothing has changed
+    version: _core.Version  #: to be given as newer_than= next time
+    changed: bool  #: whether anything was newer
+
+
+class Tensor:
+    """A named dense array on the servers; made by ``cluster.tensor()``.
+
+    ``t[10:20]`` and ``t[[3, 1, 4]]`` are the same thing for some of the rows.
+    """
+
+    __slots__ = (
+        "_cluster",
+        "_core",
+        "_dtype",
+        "_hyper",
+        "_rows",
+        "_shape",
+        "init",
+        "name",
+        "reject_nonfinite",
+        "rule",
+        "seed",
+    )
+
+    def __init__(
+        self,
+        cluster: "Cluster",
+        name: str,
+        shape: tuple[int, ...],
+        rule: Rule,
+        init: Init,
+        dtype: object,
+        seed: int,
+        reject_nonfinite: bool,
+    ) -> None:
+        what = f"tensor {name!r}"
+        self._cluster = cluster
+        self._dtype = core_dtype(dtype, what)
+        self._shape = shape
+        self._rows: tuple[int, int] | np.ndarray[Any, Any] | None = None
+        self._hyper = rule._numbers()
+        self.name = name
+        self.rule = rule
+        self.init = init
+        self.seed = seed
+        self.reject_nonfinite = reject_nonfinite
+        kind, a, b = init._spec()
+        self._core = _core.Tensor(
+            cluster._session,
+            name,
+            list(shape),
+            self._dtype,
+            rule._kind,
+            rule._initial_state,
+            kind,
+            a,
+            b,
+            seed,
+            reject_nonfinite,
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape; of rows, that of the rows."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """What is kept on the servers: 'float32', 'float64' or 'int64'."""
+        return self._dtype.name.lower()
+
+    @property
+    def shards(self) -> int:
+        """How many shards the whole tensor is cut into."""
+        return self._core.shards
+
+    def __repr__(self) -> str:
+        rows = "" if self._rows is None else " (rows)"
+        return f"<Tensor {self.name!r}{rows} {self.dtype}{self.shape} {self.rule}>"
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError(f"tensor {self.name!r} is a scalar and has no len()")
+        return self._shape[0]
+
+    def __getitem__(self, rows: Any) -> "Tensor":
+        """Some of the rows: a slice without a step, or a list of row numbers in any order."""
+        what = f"tensor {self.name!r}"
+        if self._rows is not None:
+            raise InvalidArgument(f"{what}: rows of rows; index the whole tensor once")
+        if not self._shape:
+            raise InvalidArgument(f"{what}: a scalar has no rows")
+        view = Tensor.__new__(Tensor)
+        for slot in Tensor.__slots__:
+            setattr(view, slot, getattr(self, slot))
+        if isinstance(rows, slice):
+            begin, end, step = rows.indices(self._shape[0])
+            if step != 1:
+                raise InvalidArgument(f"{what}: a slice of rows has step 1, not {step}")
+            view._rows = (begin, max(begin, end))
+            view._shape = (view._rows[1] - begin, *self._shape[1:])
+            return view
+        if is_torch(rows):
+            rows = rows.numpy()
+        array = np.asarray(rows)
+        if array.size == 0:
+            array = array.astype(np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InvalidArgument(
+                f"{what}: rows are a slice or a list of integers, not {rows!r}; for one row use t[i:i+1]"
+            )
+        listed = array.astype(np.int64)  # a copy: the caller's list may change
+        listed[listed < 0] += self._shape[0]
+        view._rows = listed
+        view._shape = (len(listed), *self._shape[1:])
+        return view
+
+    # -- pull ------------------------------------------------------------------------------------------------------
+
+    def pull(
+        self,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        newer_than: "_core.Version | int | None" = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """The weights. Returns `out`, or a new numpy array (of `dtype`, by default what is kept).
+
+        With ``newer_than=`` (a version from an earlier pull, or 0) only shards that have changed since travel, and
+        the result is ``Pulled(value, version, changed)``. `out` must then hold what that earlier pull returned.
+        """
+        if newer_than is not None:
+            return self._pull_newer(out, dtype, newer_than, timeout)
+        target, result = self._target(out, dtype, False)
+        self._core.call_now(None, target, self._rows, None, self._cluster._timeout if timeout is None else timeout)
+        return result
+
+    def pull_async(self, *, out: Any = None, dtype: object = None, timeout: float | None = None) -> Future[Any]:
+        """``pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
+        return self._later(None, out, dtype, None, timeout)
+
+    def _pull_newer(self, out: Any, dtype: object, newer_than: "_core.Version | int", timeout: float | None) -> Pulled:
+        if isinstance(newer_than, int) and newer_than != 0:
+            raise InvalidArgument(
+                f"tensor {self.name!r}: newer_than is a version from an earlier pull, or 0, not {newer_than}"
+            )
+        target, result = self._target(out, dtype, False)
+        since = newer_than if isinstance(newer_than, _core.Version) else None
+        seconds = self._cluster._timeout if timeout is None else timeout
+        version, changed = self._core.pull_newer(target, self._rows, since, seconds)
+        if out is None and since is not None and changed:
+            # A fresh array has nothing of the earlier pull: fetch the shards that were left out, too.
+            version, _ = self._core.pull_newer(target, self._rows, None, seconds)
+        return Pulled(result if out is not None or changed else None, version, changed)
+
+    # -- push ------------------------------------------------------------------------------------------------------
+
+    def push(
+        self, grad: ArrayLike, *, weight: float = 1.0, timeout: float | None = None, **hyper: float
+    ) -> Future[None]:
+        """Sends a gradient; the servers apply the rule. A future: ``.wait()`` returns when it has been applied.
+
+        Hyperparameters of the rule can be given for this push (``lr=0.01``). `weight` is this worker's share in a
+        mean over workers, such as its number of samples. A registered array is borrowed until the future is done; an
+        ordinary one is free when the call returns.
+        """
+        check_weight(weight, "tensor", self.name)
+        source = as_input(grad, f"push of tensor {self.name!r}")
+        call = self._core.call_later(source, None, self._rows, self._numbers(hyper))
+        return Future(call, _nothing, self._cluster._timeout if timeout is None else timeout)
+
+    push_async = push  #: push is a future already; the name its siblings have
+
+    def push_pull(
+        self,
+        grad: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        **hyper: float,
+    ) -> Any:
+        """Sends a gradient and returns the weights after it, in one request. Ends this worker's iteration here."""
+        check_weight(weight, "tensor", self.name)
+        source = as_input(grad, f"push_pull of tensor {self.name!r}")
+        target, result = self._target(out, dtype, is_torch(grad))
+        numbers = self._numbers(hyper)
+        self._core.call_now(source, target, self._rows, numbers, self._cluster._timeout if timeout is None else timeout)
+        return result
+
+    def push_pull_async(
+        self,
+        grad: ArrayLike,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        **hyper: float,
+    ) -> Future[Any]:
+        """``push_pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
+        check_weight(weight, "tensor", self.name)
+        return self._later(grad, out, dtype, self._numbers(hyper), timeout)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def fingerprint(self, *, timeout: float | None = None) -> str:
+        """A checksum of weights and rule state; equal for equal contents, however they came about."""
+        return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
+
+    def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
+        return self.rule._with(hyper)._numbers() if hyper else self._hyper
+
+    def _target(self, out: Any, dtype: object, torch: bool) -> tuple[Any, Any]:
+        """The array the core writes, and the same memory as the caller sees it."""
+        if out is not None:
+            if dtype is not None and dtype_name(dtype) != dtype_name(out.dtype):
+                raise InvalidArgument(
+                    f"tensor {self.name!r}: out is {dtype_name(out.dtype)}, but dtype={dtype_name(dtype)}"
+                )
+            return as_output(out, f"tensor {self.name!r}, out"), out
+        core = self._dtype if dtype is None else core_dtype(dtype, f"tensor {self.name!r}")
+        return new_output(self._cluster, self._shape, core, torch)
+
+    def _later(
+        self, grad: Any, out: Any, dtype: object, hyper: tuple[float, ...] | None, timeout: float | None
+    ) -> Future[Any]:
+        source = None if grad is None else as_input(grad, f"push_pull of tensor {self.name!r}")
+        target, result = self._target(out, dtype, is_torch(grad))
+        landing, land = landing_for(self._cluster, target)
+        call = self._core.call_later(source, landing, self._rows, hyper)
+        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+
+
+def _nothing() -> None:
+    return None
+
+
+def check_weight(weight: float, kind: str, name: str) -> None:
+    """A worker's share in a mean must be a finite number above zero."""
+    if weight != 1.0 and not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
+        raise InvalidArgument(f"{kind} {name!r}: weight must be a finite number above 0, not {weight!r}")
+
+
+def new_output(cluster: "Cluster", shape: tuple[int, ...], dtype: _core.Dtype, torch: bool) -> tuple[Any, Any]:
+    """A new array: as the core writes it, and as the caller sees it."""
+    raw = cluster._engine.empty(list(shape), dtype)
+    return raw, (as_torch(raw) if torch else as_numpy(raw))
+
+
+def landing_for(cluster: "Cluster", target: Any) -> tuple[Any, Any]:
+    """Where an asynchronous request writes, and what then brings it to the caller.
+
+    A registered array is written in place. An ordinary one may be gone or in use when the answer comes, so the
+    answer lands in a registered one and is copied when the future is waited for.
+    """
+    if cluster._engine.registered(target):
+        return target, lambda result: result
+    landing = cluster._engine.empty(
+        list(target.shape), core_dtype(target.dtype if target.dtype != np.uint16 else "bfloat16", "out")
+    )
+
+    def land(result: Any) -> Any:
+        if is_torch(target):
+            target.copy_(as_torch(landing))
+        else:
+            cast("np.ndarray[Any, Any]", target)[...] = landing
+        return result
+
+    return landing, land
+
+
+__all__ = ["Array", "Pulled", "Tensor"]
