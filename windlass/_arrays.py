@@ -30,6 +30,8 @@ _CORE_DTYPES = {
 
 def is_torch(x: object) -> bool:
     """Whether x is a torch tensor; never imports torch."""
+    if type(x) is np.ndarray:
+        return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -53,21 +55,43 @@ def core_dtype(dtype: object, what: str) -> _core.Dtype:
     return _CORE_DTYPES[name]
 
 
-def as_input(x: Any, what: str) -> Any:
-    """What the core reads: x itself where it can be read in place, else a contiguous copy."""
-    if type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.c_contiguous and x.flags.aligned:
-        return x
+def _asarray(x: Any, what: str) -> "np.ndarray[Any, Any]":
+    try:
+        return np.asanyarray(x)
+    except (ValueError, OverflowError) as error:  # such as a list of lists of different lengths
+        raise ShapeMismatch(f"{what}: {error}") from None
+
+
+def _check_torch(x: Any, what: str) -> None:
+    """On the cpu and strided; torch's uint16 would look like the bits of bfloat16."""
+    torch = sys.modules["torch"]
+    if x.device.type != "cpu":
+        raise ShapeMismatch(f"{what}: expected a tensor on the cpu, saw one on {x.device}")
+    if x.layout is not torch.strided:
+        raise ShapeMismatch(f"{what}: expected a dense tensor, saw one of layout {x.layout}")
+    if x.dtype is torch.uint16:
+        raise ShapeMismatch(f"{what}: expected {', '.join(_CORE_DTYPES)}, saw uint16")
+
+
+def as_input(x: Any, what: str, stored: str = "float32") -> Any:
+    """What the core reads: x itself where it can be read in place, else a contiguous copy.
+
+    Lists and Python's numbers have no dtype of their own: they take that of the object, `stored`.
+    """
+    if type(x) is np.ndarray and x.dtype is _FLOAT32:
+        flags = x.flags
+        if flags.c_contiguous and flags.aligned:
+            return x
     if is_torch(x):
-        if x.device.type != "cpu":
-            raise ShapeMismatch(f"{what}: expected a tensor on the cpu, saw one on {x.device}")
+        _check_torch(x, what)
         return x.detach().contiguous()
-    array = np.require(x, requirements=["C", "A"])
-    if np.ndim(x) == 0:
-        array = array.reshape(())
+    array = np.require(_asarray(x, what), requirements=["C", "A"])
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16)
-    if array.dtype == np.uint16 or array.dtype.kind not in "fiub":
-        raise ShapeMismatch(f"{what}: expected numbers, saw {array.dtype.name}")
+    if not hasattr(x, "dtype") and array.dtype.kind in ("ib" if stored == "int64" else "fiub"):
+        array = array.astype(stored)
+    if array.dtype.name not in _CORE_DTYPES:
+        raise ShapeMismatch(f"{what}: expected {', '.join(_CORE_DTYPES)}, saw {array.dtype.name}")
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -76,8 +100,7 @@ def as_output(x: Any, what: str) -> Any:
     if type(x) is np.ndarray and x.dtype is _FLOAT32 and x.flags.carray:
         return x
     if is_torch(x):
-        if x.device.type != "cpu":
-            raise ShapeMismatch(f"{what}: expected a tensor on the cpu, saw one on {x.device}")
+        _check_torch(x, what)
         if not x.is_contiguous():
             raise ShapeMismatch(f"{what}: the tensor is not contiguous")
         return x.detach()
@@ -91,23 +114,22 @@ def as_output(x: Any, what: str) -> Any:
         raise ShapeMismatch(f"{what}: the array is not aligned or not in native byte order")
     if x.dtype.name == "bfloat16":
         return x.view(np.uint16)
-    if x.dtype == np.uint16:
-        raise ShapeMismatch(f"{what}: expected floating point, saw uint16")
+    if x.dtype.name not in _CORE_DTYPES:
+        raise ShapeMismatch(f"{what}: expected {', '.join(_CORE_DTYPES)}, saw {x.dtype.name}")
     return x
 
 
 def as_keys(x: Any, what: str) -> Any:
     """Keys as a contiguous one-dimensional array of int64, uint64 or int32."""
     if is_torch(x):
-        if x.device.type != "cpu":
-            raise ShapeMismatch(f"{what}, keys: expected a tensor on the cpu, saw one on {x.device}")
+        _check_torch(x, f"{what}, keys")
         return x.detach().contiguous()
-    array = np.asarray(x)
+    array = _asarray(x, f"{what}, keys")
     if array.size == 0 and not isinstance(x, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no type of its own
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or array.dtype == np.uint32:
         raise ShapeMismatch(f"{what}, keys: expected int64, uint64 or int32, saw {array.dtype.name}")
-    return np.require(array, requirements=["C", "A"])
+    return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "A"])
 
 
 def as_torch(array: "np.ndarray[Any, Any]") -> Any:

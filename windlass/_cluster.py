@@ -3,8 +3,11 @@
 import atexit
 import contextlib
 import os
+import sys
+import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -38,20 +41,32 @@ def connect(*, threads: int | None = None, timeout: float = 60.0, memory_bytes_m
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
         raise InvalidArgument(
-            f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing of each other; "
-            "start the script with `windlass run`"
+            f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing "
+            "of each other; start the script with `windlass run`"
         )
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
     threads = _core.cores() if threads is None else threads
-    if not 1 <= threads <= _THREADS_MAX:
+    if not _whole(threads) or not 1 <= threads <= _THREADS_MAX:
         raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
     if not timeout >= 0:
         raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
-    if memory_bytes_max is not None and memory_bytes_max < 0:
-        raise InvalidArgument(f"connect: memory_bytes_max must be at least 0, not {memory_bytes_max}")
+    if memory_bytes_max is not None and not (_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
+        raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
     return Cluster(engine, 0, 1, timeout)
+
+
+def _whole(x: object) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def _dims(what: str, shape: Any) -> tuple[int, ...]:
+    """A shape as it was given, checked."""
+    dims = (shape,) if _whole(shape) or not isinstance(shape, Iterable) else tuple(shape)
+    if not all(_whole(d) and d >= 0 for d in dims):
+        raise InvalidArgument(f"{what}: shape must be whole numbers of at least 0, not {shape!r}")
+    return tuple(int(d) for d in dims)
 
 
 class Cluster:
@@ -79,15 +94,12 @@ class Cluster:
         dtype: float32; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
         """
         what = f"tensor {name!r}"
-        dims = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-        for d in dims:
-            if isinstance(d, bool) or not isinstance(d, (int, np.integer)) or d < 0:
-                raise InvalidArgument(f"{what}: shape must be whole numbers of at least 0, not {dims}")
-        self._check(what, rule, init, seed)
+        dims = _dims(what, shape)
+        self._check(what, name, rule, init, seed)
         return Tensor(
             self,
             name,
-            tuple(int(d) for d in dims),
+            dims,
             rule,
             init if init is not None else Zeros(),
             dtype,
@@ -109,11 +121,13 @@ class Cluster:
         what = f"table {name!r}"
         if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
             raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
-        self._check(what, rule, init, seed)
+        self._check(what, name, rule, init, seed)
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite)
 
     @staticmethod
-    def _check(what: str, rule: Rule, init: Init | None, seed: int) -> None:
+    def _check(what: str, name: str, rule: Rule, init: Init | None, seed: int) -> None:
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidArgument(f"{what}: the name must be a string of printable characters")
         if not isinstance(rule, Rule):
             raise InvalidArgument(f"{what}: rule must be a windlass rule such as SGD(lr=0.1), not {rule!r}")
         if init is not None and not isinstance(init, Init):
@@ -126,13 +140,12 @@ class Cluster:
 
         ``torch.from_numpy`` of it is registered, too.
         """
-        dims = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-        if any(d < 0 for d in dims):
-            raise InvalidArgument(f"empty: shape must not be negative, not {tuple(dims)}")
-        return as_numpy(self._engine.empty([int(d) for d in dims], core_dtype(dtype, "empty")))
+        return as_numpy(self._engine.empty(list(_dims("empty", shape)), core_dtype(dtype, "empty")))
 
     def worker(self, rank: int, world_size: int) -> "Cluster":
         """A further worker on the same engine, for threads that act as workers."""
+        if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
+            raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
         return Cluster(self._engine, rank, world_size, self._timeout)
 
     @property
@@ -167,7 +180,7 @@ class Cluster:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
-        if self._engine.closed or self._engine.forked:
+        if self._engine.forked:
             return
         self._engine.close(self._timeout if timeout is None else timeout)
         self._session.raise_unseen()
@@ -189,9 +202,24 @@ class Cluster:
         return f"<Cluster, embedded, rank {self.rank} of {self.world_size}, {state}>"
 
 
+def _others_inside() -> bool:
+    """Whether another thread is in one of our calls."""
+    here, me = os.path.dirname(__file__), threading.get_ident()
+    frames = sys._current_frames().items()
+    return any(frame.f_code.co_filename.startswith(here) for thread, frame in frames if thread != me)
+
+
 @atexit.register
 def _close_all() -> None:
-    """Requests under way end before the interpreter takes their memory away."""
-    for cluster in list(_open):
+    """Requests under way end before the interpreter takes their memory away.
+
+    Daemon threads leave our calls, too: the interpreter ends a thread that comes back to it too late, and a C++
+    function that is left that way ends the process.
+    """
+    clusters = list(_open)
+    for cluster in clusters:
         with contextlib.suppress(WindlassError):
             cluster.close(timeout=5.0)
+    deadline = time.monotonic() + 1.0
+    while clusters and _others_inside() and time.monotonic() < deadline:
+        time.sleep(0.001)

@@ -147,7 +147,7 @@ class Tensor:
         Pull, push or push_pull, by which of grad and out are given; returns when done.
         """
 
-    def call_later(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None) -> Future:
+    def call_later(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> Future:
         """The same as a future."""
 
     def pull_newer(self, out: Annotated[NDArray, dict(device='cpu')], rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
@@ -178,7 +178,7 @@ class Table:
         Pull, push or push_pull, by which of grads and out are given; returns when done.
         """
 
-    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool) -> Future:
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> Future:
         """The same as a future."""
 
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...

@@ -6,6 +6,7 @@ else: not on the cut, the server, the order of requests, or the machine.
 
 import dataclasses
 import math
+import numbers
 
 from windlass import _core
 from windlass._errors import InvalidArgument
@@ -18,7 +19,7 @@ class Init:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise InvalidArgument(f"{type(self).__name__}: {field.name} must be a finite number, not {value!r}")
 
     def _spec(self) -> tuple[_core.InitKind, float, float]:

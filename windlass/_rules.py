@@ -5,12 +5,14 @@ defaults that travel with every push and can be given anew there: ``w.push(g, lr
 """
 
 import dataclasses
-import math
+import numbers
 from collections.abc import Mapping
 from typing import ClassVar
 
 from windlass import _core
 from windlass._errors import InvalidArgument
+
+_FLOAT32_MAX = 3.4028234e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +25,11 @@ class Rule:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool):
+            if field.type is bool:
+                self._require(isinstance(value, bool), field.name, "True or False")
                 continue
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise InvalidArgument(f"{type(self).__name__}: {field.name} must be a finite number, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) <= _FLOAT32_MAX:
+                raise InvalidArgument(f"{type(self).__name__}: {field.name} must be a finite float32, not {value!r}")
             object.__setattr__(self, field.name, float(value))
         self._check()
 
@@ -52,13 +55,14 @@ class Rule:
     def _with(self, changes: Mapping[str, float]) -> "Rule":
         """This rule with other hyperparameters, for one push."""
         names = {f.name for f in dataclasses.fields(self)}
+        known = ", ".join(sorted(names - self._structure)) or "none"
         for name in changes:
             if name not in names:
-                known = ", ".join(sorted(names - self._structure)) or "none"
                 raise InvalidArgument(f"{type(self).__name__} has no hyperparameter {name!r}; it has: {known}")
             if name in self._structure:
                 raise InvalidArgument(
-                    f"{type(self).__name__}: {name} is fixed at creation and cannot travel with a push"
+                    f"{type(self).__name__}: {name} is fixed at creation and cannot travel with a push; "
+                    f"these can: {known}"
                 )
         changed = dataclasses.replace(self, **changes)
         if changed._kind != self._kind:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from windlass import _core
-from windlass._arrays import ArrayLike, as_input, as_keys, as_output, core_dtype, is_torch
+from windlass._arrays import ArrayLike, as_input, as_keys, core_dtype, is_torch
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Init
 from windlass._rules import Rule
-from windlass._tensor import _nothing, check_weight, landing_for, new_output
+from windlass._tensor import _nothing, check_weight, given_output, landing_for, new_output
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -31,11 +31,12 @@ class Table:
     2**64 - 1 are one key.
     """
 
-    __slots__ = ("_cluster", "_core", "_hyper", "dim", "init", "name", "reject_nonfinite", "rule", "seed")
+    __slots__ = ("_cluster", "_core", "_hyper", "_what", "dim", "init", "name", "reject_nonfinite", "rule", "seed")
 
     def __init__(
         self, cluster: "Cluster", name: str, dim: int, rule: Rule, init: Init, seed: int, reject_nonfinite: bool
     ) -> None:
+        self._what = f"table {name!r}"
         self._cluster = cluster
         self._hyper = rule._numbers()
         self.name = name
@@ -71,7 +72,7 @@ class Table:
 
         With ``create=False`` a missing row's value is returned all the same, but nothing is stored.
         """
-        source, target, result = self._arrays("pull", keys, out, dtype)
+        source, target, result = self._arrays(keys, out, dtype)
         self._core.call_now(source, None, target, None, create, self._cluster._timeout if timeout is None else timeout)
         return result
 
@@ -85,10 +86,12 @@ class Table:
         timeout: float | None = None,
     ) -> Future[Any]:
         """``pull()`` as a future. The rows are in `out` once it has been waited for, not before."""
-        source, target, result = self._arrays("pull", keys, out, dtype)
+        source, target, result = self._arrays(keys, out, dtype)
         landing, land = landing_for(self._cluster, target)
-        call = self._core.call_later(source, None, landing, None, create)
-        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        return Future(
+            self._core.call_later(source, None, landing, None, create, seconds), lambda: land(result), seconds
+        )
 
     # -- push ------------------------------------------------------------------------------------------------------
 
@@ -101,9 +104,10 @@ class Table:
         the largest, Assign the last.
         """
         check_weight(weight, "table", self.name)
-        what = f"push of table {self.name!r}"
-        call = self._core.call_later(as_keys(keys, what), as_input(grads, what), None, self._numbers(hyper), True)
-        return Future(call, _nothing, self._cluster._timeout if timeout is None else timeout)
+        keyed, source = as_keys(keys, self._what), as_input(grads, self._what)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        call = self._core.call_later(keyed, source, None, self._numbers(hyper), True, seconds)
+        return Future(call, _nothing, seconds)
 
     push_async = push  #: push is a future already; the name its siblings have
 
@@ -120,8 +124,8 @@ class Table:
     ) -> Any:
         """Sends gradients and returns the rows after them, in one request."""
         check_weight(weight, "table", self.name)
-        source, target, result = self._arrays("push_pull", keys, out, dtype)
-        grad = as_input(grads, f"push_pull of table {self.name!r}")
+        source, target, result = self._arrays(keys, out, dtype)
+        grad = as_input(grads, self._what)
         numbers = self._numbers(hyper)
         self._core.call_now(source, grad, target, numbers, True, self._cluster._timeout if timeout is None else timeout)
         return result
@@ -139,18 +143,19 @@ class Table:
     ) -> Future[Any]:
         """``push_pull()`` as a future."""
         check_weight(weight, "table", self.name)
-        source, target, result = self._arrays("push_pull", keys, out, dtype)
-        grad = as_input(grads, f"push_pull of table {self.name!r}")
+        source, target, result = self._arrays(keys, out, dtype)
+        grad = as_input(grads, self._what)
         landing, land = landing_for(self._cluster, target)
-        call = self._core.call_later(source, grad, landing, self._numbers(hyper), True)
-        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        call = self._core.call_later(source, grad, landing, self._numbers(hyper), True, seconds)
+        return Future(call, lambda: land(result), seconds)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def delete(self, keys: ArrayLike, *, timeout: float | None = None) -> int:
         """Takes rows out, with their rule state; returns how many there were."""
         seconds = self._cluster._timeout if timeout is None else timeout
-        return self._core.erase(as_keys(keys, f"delete of table {self.name!r}"), seconds)
+        return self._core.erase(as_keys(keys, self._what), seconds)
 
     def export(self, chunk_rows: int = 65536, *, timeout: float | None = None) -> Iterator[Chunk]:
         """All rows, in chunks of at most `chunk_rows`, in an order that depends on the keys alone.
@@ -177,12 +182,11 @@ class Table:
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
         return self.rule._with(hyper)._numbers() if hyper else self._hyper
 
-    def _arrays(self, verb: str, keys: ArrayLike, out: Any, dtype: object) -> tuple[Any, Any, Any]:
+    def _arrays(self, keys: ArrayLike, out: Any, dtype: object) -> tuple[Any, Any, Any]:
         """The keys, the array the core writes, and the same memory as the caller sees it."""
-        what = f"{verb} of table {self.name!r}"
-        source = as_keys(keys, what)
+        source = as_keys(keys, self._what)
         if out is not None:
-            return source, as_output(out, f"{what}, out"), out
-        core = _core.Dtype.FLOAT32 if dtype is None else core_dtype(dtype, what)
+            return source, given_output(out, dtype, self._what), out
+        core = _core.Dtype.FLOAT32 if dtype is None else core_dtype(dtype, self._what)
         rows = source.shape[0] if source.ndim == 1 else 0
         return source, *new_output(self._cluster, (rows, self.dim), core, is_torch(keys))

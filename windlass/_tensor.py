@@ -1,6 +1,7 @@
 """Tensors: named dense arrays on the servers."""
 
 import math
+import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ from windlass import _core
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
 from windlass._errors import InvalidArgument
 from windlass._future import Future
-from windlass._init import Init
+from windlass._init import Constant, Init
 from windlass._rules import Rule
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Tensor:
         "_hyper",
         "_rows",
         "_shape",
+        "_stored",
+        "_what",
         "init",
         "name",
         "reject_nonfinite",
@@ -55,9 +58,10 @@ class Tensor:
         seed: int,
         reject_nonfinite: bool,
     ) -> None:
-        what = f"tensor {name!r}"
+        self._what = f"tensor {name!r}"
         self._cluster = cluster
-        self._dtype = core_dtype(dtype, what)
+        self._dtype = core_dtype(dtype, self._what)
+        self._stored = self._dtype.name.lower()
         self._shape = shape
         self._rows: tuple[int, int] | np.ndarray[Any, Any] | None = None
         self._hyper = rule._numbers()
@@ -67,6 +71,10 @@ class Tensor:
         self.seed = seed
         self.reject_nonfinite = reject_nonfinite
         kind, a, b = init._spec()
+        if self._dtype == _core.Dtype.INT64 and isinstance(init, Constant):
+            exact = a.is_integer() and int(a) == init.value  # it goes to the core as float64
+            if not (exact and -(2**63) <= a < 2**63):
+                raise InvalidArgument(f"{self._what}: {init} is not a number that an int64 tensor can start with")
         self._core = _core.Tensor(
             cluster._session,
             name,
@@ -89,7 +97,7 @@ class Tensor:
     @property
     def dtype(self) -> str:
         """What is kept on the servers: 'float32', 'float64' or 'int64'."""
-        return self._dtype.name.lower()
+        return self._stored
 
     @property
     def shards(self) -> int:
@@ -124,15 +132,22 @@ class Tensor:
             return view
         if is_torch(rows):
             rows = rows.numpy()
-        array = np.asarray(rows)
+        try:
+            array = np.asarray(rows)
+        except ValueError:
+            array = np.asarray(None)
         if array.size == 0:
             array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iu":
             raise InvalidArgument(
                 f"{what}: rows are a slice or a list of integers, not {rows!r}; for one row use t[i:i+1]"
             )
+        rows_max = self._shape[0]
+        if array.size and not -rows_max <= int(array.min()) <= int(array.max()) < rows_max:
+            wrong = next(int(i) for i in array if not -rows_max <= int(i) < rows_max)
+            raise InvalidArgument(f"{what}: row {wrong} of {rows_max}")
         listed = array.astype(np.int64)  # a copy: the caller's list may change
-        listed[listed < 0] += self._shape[0]
+        listed[listed < 0] += rows_max
         view._rows = listed
         view._shape = (len(listed), *self._shape[1:])
         return view
@@ -160,12 +175,12 @@ class Tensor:
 
     def pull_async(self, *, out: Any = None, dtype: object = None, timeout: float | None = None) -> Future[Any]:
         """``pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
-        return self._later(None, out, dtype, None, timeout)
+        return self._later(None, False, out, dtype, None, timeout)
 
     def _pull_newer(self, out: Any, dtype: object, newer_than: "_core.Version | int", timeout: float | None) -> Pulled:
-        if isinstance(newer_than, int) and newer_than != 0:
+        if not isinstance(newer_than, _core.Version) and not (type(newer_than) is int and newer_than == 0):
             raise InvalidArgument(
-                f"tensor {self.name!r}: newer_than is a version from an earlier pull, or 0, not {newer_than}"
+                f"tensor {self.name!r}: newer_than is a version from an earlier pull, or 0, not {newer_than!r}"
             )
         target, result = self._target(out, dtype, False)
         since = newer_than if isinstance(newer_than, _core.Version) else None
@@ -183,14 +198,15 @@ class Tensor:
     ) -> Future[None]:
         """Sends a gradient; the servers apply the rule. A future: ``.wait()`` returns when it has been applied.
 
-        Hyperparameters of the rule can be given for this push (``lr=0.01``). `weight` is this worker's share in a
-        mean over workers, such as its number of samples. A registered array is borrowed until the future is done; an
-        ordinary one is free when the call returns.
+        Hyperparameters of the rule can be given for this push (``lr=0.01``). `weight` is this worker's share where an
+        update is a mean over workers; here every push is an update of its own, which a weight does not change. A
+        registered array is borrowed until the future is done; an ordinary one is free when the call returns.
         """
         check_weight(weight, "tensor", self.name)
-        source = as_input(grad, f"push of tensor {self.name!r}")
-        call = self._core.call_later(source, None, self._rows, self._numbers(hyper))
-        return Future(call, _nothing, self._cluster._timeout if timeout is None else timeout)
+        source = as_input(grad, self._what, self._stored)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        call = self._core.call_later(source, None, self._rows, self._numbers(hyper), seconds)
+        return Future(call, _nothing, seconds)
 
     push_async = push  #: push is a future already; the name its siblings have
 
@@ -204,12 +220,16 @@ class Tensor:
         timeout: float | None = None,
         **hyper: float,
     ) -> Any:
-        """Sends a gradient and returns the weights after it, in one request. Ends this worker's iteration here."""
+        """Sends a gradient and returns the weights after it, in one request.
+
+        Closes the shards it touches: the worker's next push to one of them belongs to its next iteration and moves
+        ``cluster.clock``, so a loop of push_pulls needs no ``tick()``.
+        """
         check_weight(weight, "tensor", self.name)
-        source = as_input(grad, f"push_pull of tensor {self.name!r}")
+        source = as_input(grad, self._what, self._stored)
         target, result = self._target(out, dtype, is_torch(grad))
-        numbers = self._numbers(hyper)
-        self._core.call_now(source, target, self._rows, numbers, self._cluster._timeout if timeout is None else timeout)
+        hypers = self._numbers(hyper)
+        self._core.call_now(source, target, self._rows, hypers, self._cluster._timeout if timeout is None else timeout)
         return result
 
     def push_pull_async(
@@ -224,7 +244,8 @@ class Tensor:
     ) -> Future[Any]:
         """``push_pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
         check_weight(weight, "tensor", self.name)
-        return self._later(grad, out, dtype, self._numbers(hyper), timeout)
+        source = as_input(grad, self._what, self._stored)
+        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), timeout)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -238,22 +259,18 @@ class Tensor:
     def _target(self, out: Any, dtype: object, torch: bool) -> tuple[Any, Any]:
         """The array the core writes, and the same memory as the caller sees it."""
         if out is not None:
-            if dtype is not None and dtype_name(dtype) != dtype_name(out.dtype):
-                raise InvalidArgument(
-                    f"tensor {self.name!r}: out is {dtype_name(out.dtype)}, but dtype={dtype_name(dtype)}"
-                )
-            return as_output(out, f"tensor {self.name!r}, out"), out
-        core = self._dtype if dtype is None else core_dtype(dtype, f"tensor {self.name!r}")
+            return given_output(out, dtype, self._what), out
+        core = self._dtype if dtype is None else core_dtype(dtype, self._what)
         return new_output(self._cluster, self._shape, core, torch)
 
     def _later(
-        self, grad: Any, out: Any, dtype: object, hyper: tuple[float, ...] | None, timeout: float | None
+        self, source: Any, torch: bool, out: Any, dtype: object, hyper: tuple[float, ...] | None, timeout: float | None
     ) -> Future[Any]:
-        source = None if grad is None else as_input(grad, f"push_pull of tensor {self.name!r}")
-        target, result = self._target(out, dtype, is_torch(grad))
+        target, result = self._target(out, dtype, torch)
         landing, land = landing_for(self._cluster, target)
-        call = self._core.call_later(source, landing, self._rows, hyper)
-        return Future(call, lambda: land(result), self._cluster._timeout if timeout is None else timeout)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        call = self._core.call_later(source, landing, self._rows, hyper, seconds)
+        return Future(call, lambda: land(result), seconds)
 
 
 def _nothing() -> None:
@@ -262,14 +279,26 @@ def _nothing() -> None:
 
 def check_weight(weight: float, kind: str, name: str) -> None:
     """A worker's share in a mean must be a finite number above zero."""
-    if weight != 1.0 and not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
+    if weight != 1.0 and not (isinstance(weight, numbers.Real) and math.isfinite(weight) and weight > 0):
         raise InvalidArgument(f"{kind} {name!r}: weight must be a finite number above 0, not {weight!r}")
 
 
 def new_output(cluster: "Cluster", shape: tuple[int, ...], dtype: _core.Dtype, torch: bool) -> tuple[Any, Any]:
     """A new array: as the core writes it, and as the caller sees it."""
-    raw = cluster._engine.empty(list(shape), dtype)
+    if dtype == _core.Dtype.FLOAT32 and math.prod(shape) <= 4096:  # a mapping of its own would cost more
+        cluster._engine.check()
+        raw: Any = np.empty(shape, np.float32)
+    else:
+        raw = cluster._engine.empty(list(shape), dtype)
     return raw, (as_torch(raw) if torch else as_numpy(raw))
+
+
+def given_output(out: Any, dtype: object, what: str) -> Any:
+    """The caller's array as the core writes it; `dtype`, if given, must be the array's."""
+    target = as_output(out, what)
+    if dtype is not None and dtype_name(dtype) != dtype_name(out.dtype):
+        raise InvalidArgument(f"{what}: out is {dtype_name(out.dtype)}, but dtype={dtype_name(dtype)}")
+    return target
 
 
 def landing_for(cluster: "Cluster", target: Any) -> tuple[Any, Any]:
@@ -278,17 +307,21 @@ def landing_for(cluster: "Cluster", target: Any) -> tuple[Any, Any]:
     A registered array is written in place. An ordinary one may be gone or in use when the answer comes, so the
     answer lands in a registered one and is copied when the future is waited for.
     """
+    cluster._engine.check()  # first: in the child of a fork the arena must not be asked
     if cluster._engine.registered(target):
         return target, lambda result: result
-    landing = cluster._engine.empty(
+    landing: np.ndarray[Any, Any] | None = cluster._engine.empty(
         list(target.shape), core_dtype(target.dtype if target.dtype != np.uint16 else "bfloat16", "out")
     )
 
     def land(result: Any) -> Any:
-        if is_torch(target):
-            target.copy_(as_torch(landing))
-        else:
-            cast("np.ndarray[Any, Any]", target)[...] = landing
+        nonlocal landing
+        if landing is not None:  # once: what the caller writes there later is the caller's
+            if is_torch(target):
+                target.copy_(as_torch(landing))
+            else:
+                cast("np.ndarray[Any, Any]", target)[...] = landing
+            landing = None
         return result
 
     return landing, land

@@ -17,6 +17,7 @@ struct Case {
 std::vector<Case>& cases();
 void fail(const char* file, int line, const std::string& what);
 bool accurate();  // --accurate: the long forms
+uint64_t seed();  // --seed=N: where random tests start; a failure names it
 
 struct Register {
   Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
@@ -61,6 +62,14 @@ class Random {
           __FILE__, __LINE__,                                                                        \
           std::string(#a " == " #b ": ") + std::to_string(wl_a_) + " and " + std::to_string(wl_b_)); \
     }                                                                                                \
+  } while (0)
+
+#define CHECK_CODE(expr, expected)                                                                           \
+  do {                                                                                                       \
+    const ::windlass::Status wl_s_ = (expr);                                                                 \
+    if (wl_s_.code() != (expected)) {                                                                        \
+      ::windlass::test::fail(__FILE__, __LINE__, #expr ": not " #expected " but '" + wl_s_.message() + "'"); \
+    }                                                                                                        \
   } while (0)
 
 #define CHECK_OK(expr)                                                                         \

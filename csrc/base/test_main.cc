@@ -1,3 +1,5 @@
+#include <cinttypes>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/test.h"
@@ -6,6 +8,7 @@ namespace windlass::test {
 namespace {
 int g_failures = 0;
 bool g_accurate = false;
+uint64_t g_seed = 1;
 }  // namespace
 
 std::vector<Case>& cases() {
@@ -19,6 +22,7 @@ void fail(const char* file, int line, const std::string& what) {
 }
 
 bool accurate() { return g_accurate; }
+uint64_t seed() { return g_seed; }
 
 }  // namespace windlass::test
 
@@ -28,6 +32,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--accurate") == 0) {
       g_accurate = true;
+    } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      g_seed = std::strtoull(argv[i] + 7, nullptr, 10);
     } else {
       only = argv[i];
     }
@@ -39,7 +45,7 @@ int main(int argc, char** argv) {
     c.run();
     const bool ok = g_failures == before;
     ok ? ++passed : ++failed;
-    if (!ok) std::fprintf(stderr, "FAILED %s\n", c.name);
+    if (!ok) std::fprintf(stderr, "FAILED %s (--seed=%" PRIu64 ")\n", c.name, g_seed);
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 && passed > 0 ? 0 : 1;

@@ -6,6 +6,7 @@
 namespace windlass::WL_ISA {
 namespace {
 
+constexpr size_t kAhead = 16;  // rows, as a plain loop would
 constexpr size_t kFloats = kStore / sizeof(float);
 
 // One vector of outputs, past the cache or not.
@@ -55,7 +56,7 @@ void fused_adam(float* w, float* m, float* v, const float* g, float* out, size_t
 template <uint32_t kDim>
 void gather_of(const float* table, size_t stride, const uint32_t* rows, float* out, size_t n, bool past_cache) {
   for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) ask_for(table + rows[i + kAhead] * stride, kDim * sizeof(float));
+    if (i + kAhead < n) ask_near(table + rows[i + kAhead] * stride, kDim * sizeof(float));
     const float* from = table + rows[i] * stride;
     float* to = out + i * kDim;
     for (size_t at = 0; at < kDim; at += kFloats) put(to + at, from + at, past_cache);
@@ -78,7 +79,7 @@ void row_adagrad_of(float* table, size_t stride, char* heads, size_t head_bytes,
                     size_t n, float lr, float eps) {
   for (size_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
-      ask_for(table + rows[i + kAhead] * stride, kDim * sizeof(float));
+      ask_near(table + rows[i + kAhead] * stride, kDim * sizeof(float));
       __builtin_prefetch(heads + rows[i + kAhead] * head_bytes);
     }
     auto* head = reinterpret_cast<RowHead*>(heads + rows[i] * head_bytes);

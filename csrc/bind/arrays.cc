@@ -5,8 +5,8 @@
 namespace windlass::bind {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what, const std::string& why) {
-  throw StatusError{Status(Code::kShapeMismatch, what + ": " + why)};
+[[noreturn]] void refuse(const Where& where, const std::string& why) {
+  throw StatusError{Status(Code::kShapeMismatch, where.text() + ": " + why)};
 }
 
 std::string dtype_text(const nb::dlpack::dtype& t) {
@@ -23,22 +23,25 @@ std::string dtype_text(const nb::dlpack::dtype& t) {
   return code + std::to_string(t.bits);
 }
 
-void check_layout(const std::string& what, size_t dims, const int64_t* shape, const int64_t* strides, const void* data,
+void check_layout(const Where& where, size_t dims, const int64_t* shape, const int64_t* strides, const void* data,
                   size_t align) {
+  for (size_t i = 0; i < dims; ++i) {
+    if (shape[i] == 0) return;  // nothing to lay out
+  }
   int64_t expected = 1;
   for (size_t i = dims; i-- > 0;) {
-    if (shape[i] > 1 && strides[i] != expected) refuse(what, "the array is not contiguous in C order");
+    if (shape[i] > 1 && strides[i] != expected) refuse(where, "the array is not contiguous in C order");
     expected *= shape[i];
   }
-  if (expected != 0 && reinterpret_cast<uintptr_t>(data) % align != 0) {
-    refuse(what, "the array is not aligned to " + std::to_string(align) + " bytes");
+  if (reinterpret_cast<uintptr_t>(data) % align != 0) {
+    refuse(where, "the array is not aligned to " + std::to_string(align) + " bytes");
   }
 }
 
 }  // namespace
 
-Array to_array(const std::string& what, const nb::dlpack::dtype& dtype, const void* data, size_t dims,
-               const int64_t* shape, const int64_t* strides) {
+Array to_array(const Where& where, const nb::dlpack::dtype& dtype, const void* data, size_t dims, const int64_t* shape,
+               const int64_t* strides) {
   using enum nb::dlpack::dtype_code;
   Array a;
   const auto is = [&](nb::dlpack::dtype_code code, uint8_t bits) {
@@ -55,18 +58,18 @@ Array to_array(const std::string& what, const nb::dlpack::dtype& dtype, const vo
   } else if (is(Bfloat, 16) || is(UInt, 16)) {  // numpy has no bfloat16: the Python side passes its bits as uint16
     a.dtype = Dtype::kBfloat16;
   } else {
-    refuse(what, "expected float32, bfloat16, float16, float64 or int64, saw " + dtype_text(dtype));
+    refuse(where, "expected float32, bfloat16, float16, float64 or int64, saw " + dtype_text(dtype));
   }
   if (dims > limits::kTensorDimsMax)
-    refuse(what, "at most " + std::to_string(limits::kTensorDimsMax) + " dimensions, saw " + std::to_string(dims));
-  check_layout(what, dims, shape, strides, data, size_of(a.dtype));
+    refuse(where, "at most " + std::to_string(limits::kTensorDimsMax) + " dimensions, saw " + std::to_string(dims));
+  check_layout(where, dims, shape, strides, data, size_of(a.dtype));
   a.data = const_cast<void*>(data);
   a.dims = static_cast<uint32_t>(dims);
   for (size_t i = 0; i < dims; ++i) a.shape[i] = static_cast<uint64_t>(shape[i]);
   return a;
 }
 
-Keys to_keys(const std::string& what, const In& a) {
+Keys to_keys(const Where& where, const In& a) {
   using enum nb::dlpack::dtype_code;
   const nb::dlpack::dtype t = a.dtype();
   Keys keys;
@@ -78,10 +81,10 @@ Keys to_keys(const std::string& what, const In& a) {
   } else if (t.lanes == 1 && t.code == static_cast<uint8_t>(UInt) && t.bits == 64) {
     keys.type = KeyType::kUint64;
   } else {
-    refuse(what + ", keys", "expected int64, uint64 or int32, saw " + dtype_text(t));
+    refuse(where, "expected int64, uint64 or int32, saw " + dtype_text(t));
   }
-  if (a.ndim() != 1) refuse(what + ", keys", "expected one dimension, saw " + std::to_string(a.ndim()));
-  check_layout(what + ", keys", 1, a.shape_ptr(), a.stride_ptr(), a.data(), t.bits / 8);
+  if (a.ndim() != 1) refuse(where, "expected one dimension, saw " + std::to_string(a.ndim()));
+  check_layout(where, 1, a.shape_ptr(), a.stride_ptr(), a.data(), t.bits / 8);
   keys.data = a.data();
   keys.n = a.shape(0);
   return keys;

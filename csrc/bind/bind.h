@@ -34,22 +34,29 @@ inline int64_t deadline_in(double seconds) {
   return os::now_ns() + static_cast<int64_t>(std::min(seconds, kSecondsMax) * 1e9);
 }
 
-Array to_array(const std::string& what, const nb::dlpack::dtype& dtype, const void* data, size_t dims,
-               const int64_t* shape, const int64_t* strides);
+// Which array of which object: put into words only when something is wrong with it.
+struct Where {
+  const char* kind;
+  const std::string& name;
+  const char* role;
+  std::string text() const { return (*kind != 0 ? std::string(kind) + " '" + name + "', " : name + ", ") + role; }
+};
+
+Array to_array(const Where& where, const nb::dlpack::dtype& dtype, const void* data, size_t dims, const int64_t* shape,
+               const int64_t* strides);
 
 template <class A>
-Array to_array(const std::string& what, const A& a) {
-  return to_array(what, a.dtype(), a.data(), a.ndim(), a.shape_ptr(), a.stride_ptr());
+Array to_array(const Where& where, const A& a) {
+  return to_array(where, a.dtype(), a.data(), a.ndim(), a.shape_ptr(), a.stride_ptr());
 }
 
-Keys to_keys(const std::string& what, const In& a);
+Keys to_keys(const Where& where, const In& a);
 
 Hyper to_hyper(nb::handle tuple);
 
 // Waits for a started call, without the GIL unless it is done already.
 template <class C>
-void finish(const Ref<C>& call, double timeout) {
-  const int64_t deadline = deadline_in(timeout);
+void finish(const Ref<C>& call, int64_t deadline) {
   Status status;
   if (call->done()) {
     status = call->finish(deadline);

@@ -19,16 +19,16 @@ struct Prepared {
 
 void prepare(TableClient& t, Prepared* p, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
              nb::handle hyper, bool create) {
-  const std::string what = "table '" + t.table().name() + "'";
-  p->request.keys = to_keys(what, keys);
+  const std::string& name = t.table().name();
+  p->request.keys = to_keys({"table", name, "keys"}, keys);
   p->bytes = p->request.keys.n * t.table().spec().dim * sizeof(float);
   if (grads) {
-    p->in = to_array(what + ", gradients", *grads);
+    p->in = to_array({"table", name, "gradients"}, *grads);
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
   }
   if (out) {
-    p->out = to_array(what + ", out", *out);
+    p->out = to_array({"table", name, "out"}, *out);
     p->request.out = &p->out;
   }
   p->request.create = create;
@@ -37,29 +37,33 @@ void prepare(TableClient& t, Prepared* p, const In& keys, const std::optional<In
 
 void call_now(TableClient& t, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
               nb::handle hyper, bool create, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
   Ref<TableCall> call;
   start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
-  finish(call, timeout);
+  finish(call, deadline);
 }
 
 std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::optional<In>& grads,
-                                   const std::optional<Out>& out, nb::handle hyper, bool create) {
+                                   const std::optional<Out>& out, nb::handle hyper, bool create, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
   Ref<TableCall> call;
-  start(p.bytes, [&] { return t.start(p.request, How::kFuture, &call); });
+  const bool may_wait = t.session().engine().would_wait(p.bytes);
+  start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
   return std::make_unique<Future>(call);
 }
 
 uint64_t erase(TableClient& t, const In& keys, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   TableRequest request;
-  request.keys = to_keys("table '" + t.table().name() + "'", keys);
+  request.keys = to_keys({"table", t.table().name(), "keys"}, keys);
   request.erase = true;
   Ref<TableCall> call;
   start(request.keys.n * 64, [&] { return t.start(request, How::kWait, &call); });
-  finish(call, timeout);
+  finish(call, deadline);
   return call->erased();
 }
 
@@ -108,15 +112,18 @@ uint64_t ask(TableClient& t, double timeout, F f) {
 }
 
 nb::tuple unique_keys(const In& array) {
-  const Keys keys = to_keys("unique", array);
+  const Keys keys = to_keys({"", "unique", "keys"}, array);
   std::vector<uint64_t> found(keys.n);
   std::vector<int64_t> inverse(keys.n);
+  uint64_t n = 0;
   {
     nb::gil_scoped_release release;
-    found.resize(unique(keys, found.data(), inverse.data()));
+    n = unique(keys, found.data(), inverse.data());
   }
-  const size_t n = found.size();
-  return nb::make_tuple(to_numpy(std::move(found), {n}), to_numpy(std::move(inverse), {static_cast<size_t>(keys.n)}));
+  if (n == kNoMemory) throw StatusError{Status(Code::kResourceExhausted, "unique: no memory to sort the keys")};
+  found.resize(n);
+  return nb::make_tuple(to_numpy(std::move(found), {static_cast<size_t>(n)}),
+                        to_numpy(std::move(inverse), {static_cast<size_t>(keys.n)}));
 }
 
 }  // namespace
@@ -142,7 +149,7 @@ void bind_table(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("create"), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
       .def(
           "rows", [](TableClient& t, double timeout) { return ask(t, timeout, &TableClient::rows); },

@@ -14,10 +14,11 @@ namespace {
 
 // What a pull has seen of each shard. Opaque: to be given back as newer_than=.
 struct Version {
+  std::string tensor;
   Versions of;
 };
 
-Selection to_selection(const std::string& what, nb::handle rows) {
+Selection to_selection(const std::string& name, nb::handle rows) {
   Selection s;
   if (rows.is_none()) return s;
   if (nb::isinstance<nb::tuple>(rows)) {
@@ -27,9 +28,10 @@ Selection to_selection(const std::string& what, nb::handle rows) {
     return s;
   }
   const In list = nb::cast<In>(rows);
-  const Array a = to_array(what + ", rows", list);
+  const Array a = to_array({"tensor", name, "rows"}, list);
   if (a.dtype != Dtype::kInt64 || a.dims != 1)
-    throw StatusError{Status(Code::kShapeMismatch, what + ": row numbers must be int64 in one dimension")};
+    throw StatusError{
+        Status(Code::kShapeMismatch, "tensor '" + name + "': row numbers must be int64 in one dimension")};
   s.kind = Selection::kList;
   s.list = static_cast<const int64_t*>(a.data);
   s.n = a.shape[0];
@@ -45,63 +47,69 @@ struct Prepared {
 // Fills `p`, whose request points into it.
 void prepare(TensorClient& t, Prepared* p, const std::optional<In>& grad, const std::optional<Out>& out,
              nb::handle rows, nb::handle hyper) {
-  const std::string what = "tensor '" + t.tensor().name() + "'";
+  const std::string& name = t.tensor().name();
   if (grad) {
-    p->in = to_array(what + ", gradient", *grad);
+    p->in = to_array({"tensor", name, "gradient"}, *grad);
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
     p->bytes = p->in.bytes();
   }
   if (out) {
-    p->out = to_array(what + ", out", *out);
+    p->out = to_array({"tensor", name, "out"}, *out);
     p->request.out = &p->out;
     p->bytes = std::max(p->bytes, p->out.bytes());
   }
   p->request.closes = grad && out;
-  p->request.rows = to_selection(what, rows);
+  p->request.rows = to_selection(name, rows);
 }
 
 void call_now(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out, nb::handle rows,
               nb::handle hyper, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
   Ref<TensorCall> call;
   start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
-  finish(call, timeout);
+  finish(call, deadline);
 }
 
 std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out,
-                                   nb::handle rows, nb::handle hyper) {
+                                   nb::handle rows, nb::handle hyper, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
   Ref<TensorCall> call;
-  start(p.bytes, [&] { return t.start(p.request, How::kFuture, &call); });
+  const bool may_wait = t.session().engine().would_wait(p.bytes);
+  start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
   return std::make_unique<Future>(call);
 }
 
 std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle rows, const Version* newer_than,
                                     double timeout) {
+  const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, std::nullopt, out, rows, nb::none());
   p.request.versioned = true;
   if (newer_than != nullptr) {
-    if (!newer_than->of.empty() && newer_than->of.size() != t.tensor().cut().shards) {
-      throw StatusError{Status(Code::kInvalidArgument, "pull of tensor '" + t.tensor().name() +
-                                                           "': newer_than is the version of another tensor")};
+    const std::string& name = t.tensor().name();
+    if (newer_than->tensor != name || newer_than->of.size() != t.tensor().cut().shards) {
+      throw StatusError{
+          Status(Code::kInvalidArgument,
+                 "pull of tensor '" + name + "': newer_than is a version of tensor '" + newer_than->tensor + "'")};
     }
     p.request.newer_than = &newer_than->of;
   }
   Ref<TensorCall> call;
   start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
-  finish(call, timeout);
-  return {Version{call->versions()}, call->changed()};
+  finish(call, deadline);
+  return {Version{t.tensor().name(), call->versions()}, call->changed()};
 }
 
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
   nb::class_<Version>(m, "Version", "What a pull has seen; to be given back as newer_than=.")
-      .def("__eq__", [](const Version& a, const Version& b) { return a.of == b.of; })
+      .def("__eq__", [](const Version& a, const Version& b) { return a.tensor == b.tensor && a.of == b.of; })
       .def("__hash__",
            [](const Version& v) {
              uint64_t h = 0;
@@ -135,7 +143,7 @@ void bind_tensor(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
-           nb::arg("hyper").none(), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("timeout"), "The same as a future.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
       .def(

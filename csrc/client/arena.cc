@@ -81,7 +81,7 @@ bool Arena::registered(Range r) const {
   return find(r) != blocks_.end();
 }
 
-Status Arena::lend(const Range* ranges, size_t n, const char* what) {
+Status Arena::lend(const Range* ranges, size_t n, const char* what, bool* ordinary) {
   std::lock_guard lock(mutex_);
   for (size_t i = 0; i < n; ++i) {
     if (ranges[i].bytes == 0) continue;
@@ -102,7 +102,10 @@ Status Arena::lend(const Range* ranges, size_t n, const char* what) {
   }
   for (size_t i = 0; i < n; ++i) {
     const auto it = ranges[i].bytes != 0 ? find(ranges[i]) : blocks_.cend();
-    if (it == blocks_.cend()) continue;
+    if (it == blocks_.cend()) {
+      if (ordinary != nullptr && ranges[i].bytes != 0) *ordinary = true;
+      continue;
+    }
     loans_.push_back(ranges[i]);
     ++blocks_.find(it->first)->second.loans;
   }
@@ -110,6 +113,7 @@ Status Arena::lend(const Range* ranges, size_t n, const char* what) {
 }
 
 void Arena::end(const Range* ranges, size_t n) {
+  if (n == 0) return;
   std::lock_guard lock(mutex_);
   for (size_t i = 0; i < n; ++i) {
     const auto loan = std::find_if(loans_.begin(), loans_.end(), [&](Range l) { return equal(l, ranges[i]); });

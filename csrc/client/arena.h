@@ -38,9 +38,9 @@ class Arena {
   // True when the whole range lies in one block.
   bool registered(Range r) const;
 
-  // Lends registered ranges to a request, all or none; ordinary ones are passed over. `what` names the request in the
-  // error. Two ranges of one request may be equal, but not overlap otherwise.
-  Status lend(const Range* ranges, size_t n, const char* what);
+  // Lends registered ranges to a request, all or none; ordinary ones are passed over, and *ordinary becomes true.
+  // `what` names the request in the error. Two ranges of one request may be equal, but not overlap otherwise.
+  Status lend(const Range* ranges, size_t n, const char* what, bool* ordinary = nullptr);
   void end(const Range* ranges, size_t n);
 
  private:

@@ -29,8 +29,17 @@ struct Array {
   Range range() const { return {static_cast<const std::byte*>(data), bytes()}; }
 };
 
+// What a request does to which object: put into words only when something goes wrong.
+struct What {
+  const char* verb;
+  const char* kind;
+  const std::string& name;
+  std::string text(const char* role = "") const { return std::string(verb) + " of " + kind + " '" + name + "'" + role; }
+};
+
 // Ok when the array has that shape and a dtype that may travel to an object that stores `stored`.
-Status check_array(const std::string& what, const Array& array, const uint64_t* shape, size_t dims, Dtype stored);
+Status check_array(const What& what, const char* role, const Array& array, const uint64_t* shape, size_t dims,
+                   Dtype stored);
 
 enum class How : uint8_t {
   kWait,    // somebody will finish() it
@@ -39,34 +48,46 @@ enum class How : uint8_t {
 
 class Call : public Work {
  public:
-  // Starts the request, `bytes` large, on arrays that are checked; lends those that are registered.
-  Status start(const Array* arrays, size_t n, size_t bytes, How how);
-  // Waits for a request started with kWait. One that is not done in time fails with kTimeout: parts that would still
-  // use an ordinary array are cancelled, registered arrays stay on loan until the request ends.
+  // Starts the request, `bytes` large, on arrays that are checked; lends those that are registered. Only where too
+  // many copies of ordinary arrays are under way does it wait, up to the deadline.
+  Status start(const Array* arrays, size_t n, size_t bytes, How how, int64_t deadline_ns = limits::kNoDeadline);
+  // Waits for a request started with kWait. One that is not done in time fails with kTimeout. A push goes on, with a
+  // copy of what it needs of an ordinary array; the answer is lost. A pull is cancelled. Registered arrays stay on loan
+  // until the request ends.
   Status finish(int64_t deadline_ns);
   // Waits for a request started with kFuture; can be called again after kTimeout.
   Status wait(int64_t deadline_ns);
   // The future is gone: an error from now on is for the next caller.
   void drop();
 
-  const std::string& what() const { return what_; }
+  std::string what() const { return what_.text(); }
 
  protected:
-  Call(std::shared_ptr<Session> session, std::shared_ptr<Progress> progress, std::string what)
-      : session_(std::move(session)), progress_(std::move(progress)), what_(std::move(what)) {}
+  Call(std::shared_ptr<Session> session, std::shared_ptr<Progress> progress, What what)
+      : session_(std::move(session)), progress_(std::move(progress)), what_(what) {}
+  virtual void admitted() {}  // once, when nothing can refuse the request any more and before its first part runs
+  virtual bool pushes() const { return false; }
+  bool answers() const { return answers_; }  // false: nobody waits for the output any more
   void finished() override;
+  void over() override;
   Session& session() { return *session_; }
 
  private:
   static constexpr size_t kArraysMax = 3;
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
-  const std::string what_;
+  const What what_;  // the name is the object's, which a call keeps alive
   Range lent_[kArraysMax];
   size_t n_lent_ = 0;
   bool ordinary_ = false;  // some array is not registered
-  std::mutex seen_mutex_;
-  bool seen_ = false, dropped_ = false, finished_ = false;
+  uint64_t bytes_ = 0;
+  std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
+  std::atomic<bool> answers_{true};
+  // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
+  enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
+  void mark(Bit bit, uint8_t other);
+  void release_kept();
+  std::atomic<uint8_t> bits_{0};
 };
 
 }  // namespace windlass

@@ -39,6 +39,27 @@ void Engine::leave() {
   if (under_way_.fetch_sub(1, std::memory_order_seq_cst) == 1 && closed()) os::wake_all(under_way_);
 }
 
+bool Engine::reserve_kept(uint64_t bytes, int64_t deadline_ns) {
+  for (;;) {
+    const uint32_t releases = kept_releases_.load(std::memory_order_seq_cst);
+    uint64_t used = kept_bytes_.load(std::memory_order_seq_cst);
+    while (used == 0 || used + bytes <= limits::kKeptBytesMax) {  // one alone may be larger
+      if (kept_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst)) return true;
+    }
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    kept_waiters_.fetch_add(1, std::memory_order_seq_cst);
+    os::wait(kept_releases_, releases, left);
+    kept_waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+void Engine::release_kept(uint64_t bytes) {
+  kept_bytes_.fetch_sub(bytes, std::memory_order_seq_cst);
+  kept_releases_.fetch_add(1, std::memory_order_seq_cst);
+  if (kept_waiters_.load(std::memory_order_seq_cst) != 0) os::wake_all(kept_releases_);
+}
+
 Status Engine::close(int64_t deadline_ns) {
   if (forked()) return {};
   closed_.store(true, std::memory_order_seq_cst);

@@ -20,7 +20,7 @@
 
 namespace windlass {
 
-class Engine {
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
   Engine(int threads, uint64_t memory_bytes_max);
   Engine(const Engine&) = delete;
@@ -37,6 +37,14 @@ class Engine {
   Status close(int64_t deadline_ns);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
+  // Asynchronous pushes of ordinary arrays may need copies of them. Together they are limited: who would pass the
+  // limit waits for room, and false means that there was none in time.
+  bool reserve_kept(uint64_t bytes, int64_t deadline_ns);
+  void release_kept(uint64_t bytes);
+  bool would_wait(uint64_t bytes) const {
+    return kept_bytes_.load(std::memory_order_relaxed) + bytes > limits::kKeptBytesMax;
+  }
+
   // Requests under way, so that close() can wait for them.
   Status enter();
   void leave();
@@ -47,6 +55,9 @@ class Engine {
   std::unique_ptr<Arena> arena_;
   std::atomic<bool> closed_{false};
   std::atomic<uint32_t> under_way_{0};
+  std::atomic<uint64_t> kept_bytes_{0};
+  std::atomic<uint32_t> kept_releases_{0};  // for who waits for room
+  std::atomic<uint32_t> kept_waiters_{0};
 };
 
 // The error of a request whose future nobody looked at. The next call on the object, tick() or close() raises it.

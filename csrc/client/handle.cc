@@ -7,9 +7,9 @@ namespace {
 
 class EachShard final : public Call {
  public:
-  EachShard(const Handle& handle, std::string what, uint32_t shards, std::function<Turn&(uint32_t)> turn,
+  EachShard(const Handle& handle, const What& what, uint32_t shards, std::function<Turn&(uint32_t)> turn,
             std::function<Status(uint32_t)> visit, std::shared_ptr<void> alive)
-      : Call(handle.shared_session(), handle.progress(), std::move(what)),
+      : Call(handle.shared_session(), handle.progress(), what),
         turn_(std::move(turn)),
         visit_(std::move(visit)),
         alive_(std::move(alive)) {
@@ -28,19 +28,9 @@ class EachShard final : public Call {
 
 }  // namespace
 
-Status Handle::push_in_turn(const std::string& what, uint32_t index, Shard& shard, uint64_t clock, bool closes,
-                            const std::function<Status()>& apply) {
-  Record& record = shard.records.of(session_->number());
-  const uint64_t sequence = ++progress_->sent[index];
-  if (record.admit(sequence) != Admission::kApply) {
-    return Status(Code::kInternal, what + ": shard " + std::to_string(index) + " expected sequence " +
-                                       std::to_string(record.sequence + 1) + ", saw " + std::to_string(sequence));
-  }
-  record.sequence = sequence;  // a refusal consumes the sequence, too
-  record.close(closes ? clock + 1 : clock);
-  Status status = apply();
-  if (status.ok()) ++shard.version;
-  return status;
+Status Handle::out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence) {
+  return Status(Code::kInternal, call.what() + ": shard " + std::to_string(index) + " expected sequence " +
+                                     std::to_string(record.sequence + 1) + ", saw " + std::to_string(sequence));
 }
 
 uint64_t Handle::clock_for_push(const std::vector<uint32_t>& shards, bool closes) {
@@ -55,7 +45,7 @@ uint64_t Handle::clock_for_push(const std::vector<uint32_t>& shards, bool closes
   return clock;
 }
 
-Status Handle::each_shard(const std::string& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
+Status Handle::each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
                           const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive,
                           int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session_->engine().usable());

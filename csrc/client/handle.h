@@ -25,8 +25,17 @@ class Handle {
 
   // With the turn of the shard held: apply(), under the next sequence of this session. `clock` is the worker's when
   // it pushed, `closes` whether the push ends the iteration here.
-  Status push_in_turn(const std::string& what, uint32_t index, Shard& shard, uint64_t clock, bool closes,
-                      const std::function<Status()>& apply);
+  template <class Apply>
+  Status push_in_turn(const Call& call, uint32_t index, Shard& shard, uint64_t clock, bool closes, Apply apply) {
+    Record& record = shard.records.of(session_->number());
+    const uint64_t sequence = ++progress_->sent[index];
+    if (record.admit(sequence) != Admission::kApply) return out_of_sequence(call, index, record, sequence);
+    record.sequence = sequence;  // a refusal consumes the sequence, too
+    record.close(closes ? clock + 1 : clock);
+    Status status = apply();
+    if (status.ok()) ++shard.version;
+    return status;
+  }
 
   // A push to a shard that this worker has already closed belongs to its next iteration: ticks first. Returns the
   // clock of the push.
@@ -38,10 +47,12 @@ class Handle {
   ~Handle() = default;
 
   // Runs `visit` on every shard at its turn, and waits for all of them. `alive` keeps the object while it runs.
-  Status each_shard(const std::string& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
+  Status each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
                     const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive, int64_t deadline_ns);
 
  private:
+  static Status out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence);
+
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
 };

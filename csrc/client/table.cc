@@ -4,8 +4,8 @@
 
 namespace windlass {
 
-TableCall::TableCall(std::shared_ptr<TableClient> client, std::string what, const TableRequest& r)
-    : Call(client->shared_session(), client->progress(), std::move(what)),
+TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& r)
+    : Call(client->shared_session(), client->progress(), what),
       client_(std::move(client)),
       groups_(r.keys),
       hyper_(r.hyper),
@@ -28,6 +28,10 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, std::string what, cons
   set_parts(static_cast<uint32_t>(shards_.size()));
 }
 
+void TableCall::admitted() {
+  if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+}
+
 Turn& TableCall::turn(uint32_t part) { return client_->table().shard(shards_[part]).turn; }
 
 Status TableCall::run(uint32_t part, bool kept) {
@@ -36,9 +40,10 @@ Status TableCall::run(uint32_t part, bool kept) {
   const Keyed* keyed = groups_.begin(index);
   const size_t n = groups_.size(index);
   if (pushes_) {
-    return client_->push_in_turn(what(), index, table.shard(index), clock_, closes_, [&] {
+    return client_->push_in_turn(*this, index, table.shard(index), clock_, closes_, [&] {
       Arrays arrays = arrays_;
       if (kept) arrays.in = kept_.get();
+      if (!answers()) arrays.out = nullptr;
       return table.apply(index, hyper_, keyed, n, arrays);
     });
   }
@@ -79,30 +84,32 @@ std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> sessio
   return std::shared_ptr<TableClient>(new TableClient(std::move(session), std::move(table)));
 }
 
-Status TableClient::check(const TableRequest& r, const std::string& what) const {
+Status TableClient::check(const TableRequest& r, const What& what) const {
   if (r.keys.n > limits::kRequestKeysMax) {
-    return Status(Code::kInvalidArgument, what + ": at most " + std::to_string(limits::kRequestKeysMax) +
+    return Status(Code::kInvalidArgument, what.text() + ": at most " + std::to_string(limits::kRequestKeysMax) +
                                               " keys, not " + std::to_string(r.keys.n));
   }
   const uint64_t shape[2] = {r.keys.n, table_->spec().dim};
   if (r.in != nullptr) {
-    WL_RETURN_IF_ERROR(check_array(what + ", gradients", *r.in, shape, 2, Dtype::kFloat32));
+    WL_RETURN_IF_ERROR(check_array(what, ", gradients", *r.in, shape, 2, Dtype::kFloat32));
     if (table_->spec().reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
-      return Status(Code::kNonFinite, what + ": the gradients have NaN or infinity; nothing was applied");
+      return Status(Code::kNonFinite, what.text() + ": the gradients have NaN or infinity; nothing was applied");
     }
   }
-  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what + ", out", *r.out, shape, 2, Dtype::kFloat32));
+  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what, ", out", *r.out, shape, 2, Dtype::kFloat32));
   return {};
 }
 
-Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out) {
+Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const char* verb = r.erase ? "delete" : r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull";
-  std::string what = std::string(verb) + " of table '" + table_->name() + "'";
+  const What what{verb, "table", table_->name()};
   WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TableCall> call(new TableCall(shared_from_this(), std::move(what), r));
-  if (r.in != nullptr) call->clock_ = clock_for_push(call->shards_, r.closes);
+  const Ref<TableCall> call(new TableCall(shared_from_this(), what, r));
+  if (!call->groups_.ok()) {
+    return Status(Code::kResourceExhausted, what.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
+  }
   *out = call;
   Array arrays[2];
   size_t n = 0, bytes = 0;
@@ -111,12 +118,12 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out) {
     arrays[n++] = *a;
     bytes = std::max(bytes, a->bytes());
   }
-  return call->start(arrays, n, bytes, how);
+  return call->start(arrays, n, bytes, how, deadline_ns);
 }
 
-Status TableClient::each(const std::string& verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {
+Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {
   return each_shard(
-      verb + " of table '" + table_->name() + "'", limits::kTableShards,
+      What{verb, "table", table_->name()}, limits::kTableShards,
       [this](uint32_t i) -> Turn& { return table_->shard(i).turn; }, visit, shared_from_this(), deadline_ns);
 }
 
@@ -141,7 +148,7 @@ Status TableClient::scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::
     bool more = false;
     const uint32_t shard = cursor->shard;
     WL_RETURN_IF_ERROR(each_shard(
-        "export of table '" + table_->name() + "'", 1, [&](uint32_t) -> Turn& { return table_->shard(shard).turn; },
+        What{"export", "table", table_->name()}, 1, [&](uint32_t) -> Turn& { return table_->shard(shard).turn; },
         [&](uint32_t) {
           more = table_->scan(shard, &cursor->from, most - keys->size(), keys, weights);
           return Status();

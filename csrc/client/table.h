@@ -25,10 +25,12 @@ class TableClient;
 
 class TableCall final : public Call {
  public:
-  TableCall(std::shared_ptr<TableClient> client, std::string what, const TableRequest& request);
+  TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
 
  protected:
+  void admitted() override;
+  bool pushes() const override { return pushes_; }
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
   void keep(uint32_t part) override;
@@ -56,7 +58,7 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   Table& table() { return *table_; }
 
   // Starts a request: *call->finish() or *call->wait() says how it went.
-  Status start(const TableRequest& request, How how, Ref<TableCall>* call);
+  Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   Status rows(int64_t deadline_ns, uint64_t* out);
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
@@ -71,8 +73,8 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
 
  private:
   TableClient(std::shared_ptr<Session> session, std::shared_ptr<Table> table);
-  Status check(const TableRequest& request, const std::string& what) const;
-  Status each(const std::string& verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
+  Status check(const TableRequest& request, const What& what) const;
+  Status each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
 
   const std::shared_ptr<Table> table_;
 };

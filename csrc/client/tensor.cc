@@ -5,8 +5,8 @@
 
 namespace windlass {
 
-TensorCall::TensorCall(std::shared_ptr<TensorClient> client, std::string what, const TensorRequest& r)
-    : Call(client->shared_session(), client->progress(), std::move(what)),
+TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& r)
+    : Call(client->shared_session(), client->progress(), what),
       client_(std::move(client)),
       hyper_(r.hyper),
       closes_(r.closes),
@@ -30,7 +30,8 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, std::string what, c
   if (versioned_) versions_.resize(shards);
 
   const uint64_t row = client_->tensor().cut().row;
-  switch (r.rows.kind) {
+  const bool empty = client_->tensor().spec().elements() == 0;
+  switch (empty ? Selection::kAll : r.rows.kind) {
     case Selection::kAll: add(0, client_->tensor().spec().elements(), 0); break;
     case Selection::kRange: add(r.rows.begin * row, (r.rows.end - r.rows.begin) * row, 0); break;
     case Selection::kList:
@@ -116,6 +117,10 @@ void TensorCall::make_parts() {
   set_parts(static_cast<uint32_t>(shards_.size()));
 }
 
+void TensorCall::admitted() {
+  if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+}
+
 Turn& TensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
 
 Status TensorCall::run(uint32_t part, bool kept) {
@@ -125,14 +130,14 @@ Status TensorCall::run(uint32_t part, bool kept) {
   const Span* spans = spans_.data() + starts_[part];
   const size_t n = starts_[part + 1] - starts_[part];
   if (pushes_) {
-    WL_RETURN_IF_ERROR(client_->push_in_turn(what(), index, shard, clock_, closes_, [&] {
+    WL_RETURN_IF_ERROR(client_->push_in_turn(*this, index, shard, clock_, closes_, [&] {
       Arrays arrays = arrays_;
       if (kept && combined_ == nullptr) arrays.in = kept_.get();
-      if (!repeats_.empty()) arrays.out = nullptr;
+      if (!repeats_.empty() || !answers()) arrays.out = nullptr;
       tensor.apply(index, hyper_, spans, n, arrays);
       return Status();
     }));
-    if (!repeats_.empty()) read_repeats(index);
+    if (!repeats_.empty() && answers()) read_repeats(index);
   } else if (newer_than_.empty() || shard.version > newer_than_[index]) {
     tensor.read(spans, n, arrays_);
     changed_.store(true, std::memory_order_relaxed);
@@ -179,16 +184,16 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   return std::shared_ptr<TensorClient>(new TensorClient(std::move(session), std::move(tensor)));
 }
 
-Status TensorClient::check(const TensorRequest& r, const std::string& what) const {
+Status TensorClient::check(const TensorRequest& r, const What& what) const {
   const TensorSpec& spec = tensor_->spec();
   const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
   std::vector<uint64_t> shape = spec.shape;
   if (r.rows.kind != Selection::kAll && shape.empty()) {
-    return Status(Code::kInvalidArgument, what + ": a scalar has no rows");
+    return Status(Code::kInvalidArgument, what.text() + ": a scalar has no rows");
   }
   if (r.rows.kind == Selection::kRange) {
     if (r.rows.begin > r.rows.end || r.rows.end > rows) {
-      return Status(Code::kInvalidArgument, what + ": rows " + std::to_string(r.rows.begin) + ":" +
+      return Status(Code::kInvalidArgument, what.text() + ": rows " + std::to_string(r.rows.begin) + ":" +
                                                 std::to_string(r.rows.end) + " of " + std::to_string(rows));
     }
     shape[0] = r.rows.end - r.rows.begin;
@@ -196,31 +201,27 @@ Status TensorClient::check(const TensorRequest& r, const std::string& what) cons
     for (uint64_t i = 0; i < r.rows.n; ++i) {
       if (r.rows.list[i] < 0 || static_cast<uint64_t>(r.rows.list[i]) >= rows) {
         return Status(Code::kInvalidArgument,
-                      what + ": row " + std::to_string(r.rows.list[i]) + " of " + std::to_string(rows));
+                      what.text() + ": row " + std::to_string(r.rows.list[i]) + " of " + std::to_string(rows));
       }
     }
     shape[0] = r.rows.n;
   }
   if (r.in != nullptr) {
-    WL_RETURN_IF_ERROR(check_array(what + ", gradient", *r.in, shape.data(), shape.size(), spec.dtype));
+    WL_RETURN_IF_ERROR(check_array(what, ", gradient", *r.in, shape.data(), shape.size(), spec.dtype));
     if (spec.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
-      return Status(Code::kNonFinite, what + ": the gradient has NaN or infinity; nothing was applied");
+      return Status(Code::kNonFinite, what.text() + ": the gradient has NaN or infinity; nothing was applied");
     }
   }
-  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what + ", out", *r.out, shape.data(), shape.size(), spec.dtype));
+  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what, ", out", *r.out, shape.data(), shape.size(), spec.dtype));
   return {};
 }
 
-Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out) {
+Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
-  std::string what = std::string(r.in == nullptr    ? "pull"
-                                 : r.out == nullptr ? "push"
-                                                    : "push_pull") +
-                     " of tensor '" + tensor_->name() + "'";
+  const What what{r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", tensor_->name()};
   WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TensorCall> call(new TensorCall(shared_from_this(), std::move(what), r));
-  if (r.in != nullptr) call->clock_ = clock_for_push(call->shards_, r.closes);
+  const Ref<TensorCall> call(new TensorCall(shared_from_this(), what, r));
   *out = call;
   Array arrays[2];
   size_t n = 0, bytes = 0;
@@ -229,13 +230,13 @@ Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out
     arrays[n++] = *a;
     bytes = std::max(bytes, a->bytes());
   }
-  return call->start(arrays, n, bytes, how);
+  return call->start(arrays, n, bytes, how, deadline_ns);
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
   std::atomic<uint64_t> sum{mix_text(tensor_->name())};
   WL_RETURN_IF_ERROR(each_shard(
-      "fingerprint of tensor '" + tensor_->name() + "'", tensor_->cut().shards,
+      What{"fingerprint", "tensor", tensor_->name()}, tensor_->cut().shards,
       [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
       [this, &sum](uint32_t i) {
         sum.fetch_add(tensor_->fingerprint(i), std::memory_order_relaxed);

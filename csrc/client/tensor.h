@@ -38,13 +38,15 @@ class TensorClient;
 // A request on a tensor, and what it saw.
 class TensorCall final : public Call {
  public:
-  TensorCall(std::shared_ptr<TensorClient> client, std::string what, const TensorRequest& request);
+  TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
 
   // After it is done, where the request was versioned.
   const Versions& versions() const { return versions_; }
   bool changed() const { return changed_.load(std::memory_order_relaxed); }
 
  protected:
+  void admitted() override;
+  bool pushes() const override { return pushes_; }
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
   void keep(uint32_t part) override;
@@ -82,13 +84,13 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Tensor& tensor() { return *tensor_; }
 
   // Starts a request: *call->finish() or *call->wait() says how it went.
-  Status start(const TensorRequest& request, How how, Ref<TensorCall>* call);
+  Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
  private:
   TensorClient(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor);
-  Status check(const TensorRequest& request, const std::string& what) const;
+  Status check(const TensorRequest& request, const What& what) const;
 
   const std::shared_ptr<Tensor> tensor_;
 };

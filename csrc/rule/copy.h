@@ -49,15 +49,15 @@ inline void stream(void* out, const void* in, size_t bytes) {
   std::memcpy(o + at, i + at, bytes - at);
 }
 
-// Rows that lie anywhere: each is asked for kAhead rows before it is copied.
 template <uint32_t kDim>
 void copy_rows_of(const float* const* in, float* const* out, size_t n, uint32_t dim, bool past_cache) {
   const size_t bytes = (kDim != 0 ? kDim : dim) * sizeof(float);
-  for (size_t r = 0; r < n + kAhead; ++r) {
-    if (r < n) ask_for(in[r], bytes);
-    if (r < kAhead) continue;
-    const char* from = reinterpret_cast<const char*>(in[r - kAhead]);
-    char* to = reinterpret_cast<char*>(out[r - kAhead]);
+  for (size_t r = 0; r < n && r < kFar; ++r) ask_far(in[r], bytes);
+  for (size_t r = 0; r < n; ++r) {
+    if (r + kFar < n) ask_far(in[r + kFar], bytes);
+    if (r + kNear < n) ask_near(in[r + kNear], bytes);
+    const char* from = reinterpret_cast<const char*>(in[r]);
+    char* to = reinterpret_cast<char*>(out[r]);
     if (kDim != 0 && past_cache && reinterpret_cast<uintptr_t>(to) % kStore == 0) {
       for (size_t at = 0; at < kDim * sizeof(float); at += kStore) store_past_cache(to + at, from + at);
     } else {

@@ -15,6 +15,33 @@ namespace {
 
 constexpr bool has_rows(const Layout& l) { return l.row_scalars != 0; }
 
+// Weights [at, at + n), then their copy. With a constant n both are unrolled, and the copy comes from registers.
+template <class R>
+inline __attribute__((always_inline)) void piece(const Step& step, const Dense& d, size_t at, size_t n,
+                                                 bool past_cache) {
+  float* w = static_cast<float*>(d.w) + at;
+  float* const state[2] = {R::kLayout.vectors > 0 ? d.state[0] + at : nullptr,
+                           R::kLayout.vectors > 1 ? d.state[1] + at : nullptr};
+  R::apply(step, w, state, static_cast<const float*>(d.g) + at, n);
+  if (past_cache) {
+    for (size_t i = 0; i < n; i += kStore / sizeof(float)) store_past_cache(d.out + at + i, w + i);
+  } else {
+    std::memcpy(d.out + at, w, n * sizeof(float));
+  }
+}
+
+// The fused pass: small pieces, so that reading and writing overlap.
+template <class R, bool kPast>
+void dense_out(const Step& step, const Dense& d) {
+  constexpr size_t kPiece = 64;
+  const size_t off = reinterpret_cast<uintptr_t>(d.out) % kStore / sizeof(float);
+  size_t at = off == 0 ? 0 : kStore / sizeof(float) - off;
+  if (at >= d.n) return piece<R>(step, d, 0, d.n, false);
+  if (at != 0) piece<R>(step, d, 0, at, false);
+  for (; at + kPiece <= d.n; at += kPiece) piece<R>(step, d, at, kPiece, kPast);
+  if (at < d.n) piece<R>(step, d, at, d.n - at, false);
+}
+
 template <class R>
 void dense(const Step& step, const Dense& d) {
   float* w = static_cast<float*>(d.w);
@@ -22,9 +49,13 @@ void dense(const Step& step, const Dense& d) {
   if constexpr (has_rows(R::kLayout)) {
     for (size_t at = 0, r = 0; at < d.n; at += d.row, ++r) {
       R::apply_row(step, w + at, d.scalars + r * R::kLayout.row_scalars, g + at, d.row);
+      if (d.out != nullptr)
+        d.stream ? stream(d.out + at, w + at, d.row * 4) : (void)std::memcpy(d.out + at, w + at, d.row * 4);
     }
-  } else {
+  } else if (d.out == nullptr) {
     R::apply(step, w, d.state, g, d.n);
+  } else {
+    d.stream ? dense_out<R, true>(step, d) : dense_out<R, false>(step, d);
   }
 }
 
@@ -43,16 +74,18 @@ void rows_of(const Hyper& hyper, const Rows& rows) {
   uint32_t counts[kRemember] = {};  // 0: nothing remembered, since a count starts at 1
   if constexpr (!R::kLayout.counts) steps[0] = R::prepare(hyper, 1);
   const size_t bytes = dim * sizeof(float);
-  const auto ask = [&](size_t r) {
-    ask_for(rows.w[r], bytes);
-    if (R::kLayout.vectors != 0) ask_for(rows.state[r], R::kLayout.vectors * bytes);
-    __builtin_prefetch(rows.head[r]);
-    if (R::kLayout.row_scalars != 0) __builtin_prefetch(rows.head[r]->scalars());
-    ask_for(rows.g[r], bytes);
+  const size_t head_bytes = sizeof(RowHead) + R::kLayout.row_scalars * sizeof(float);
+  const auto ask = [&](size_t r, auto how) {
+    how(rows.w[r], bytes);
+    if (R::kLayout.vectors != 0) how(rows.state[r], R::kLayout.vectors * bytes);
+    how(rows.head[r], 1);
+    if (R::kLayout.row_scalars != 0) how(reinterpret_cast<const char*>(rows.head[r]) + head_bytes - 1, 1);
+    how(rows.g[r], bytes);
   };
-  for (size_t r = 0; r < rows.n && r < kAhead; ++r) ask(r);
+  for (size_t r = 0; r < rows.n && r < kFar; ++r) ask(r, ask_far);
   for (size_t r = 0; r < rows.n; ++r) {
-    if (r + kAhead < rows.n) ask(r + kAhead);
+    if (r + kFar < rows.n) ask(r + kFar, ask_far);
+    if (r + kNear < rows.n) ask(r + kNear, ask_near);
     RowHead* head = rows.head[r];
     const uint32_t count = head->count == 0xFFFFFFFFu ? head->count : head->count + 1;
     head->count = count;

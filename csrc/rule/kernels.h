@@ -23,7 +23,9 @@ struct Dense {
   float* scalars = nullptr;  // one per row, for rules with row_scalars
   const void* g = nullptr;
   size_t n = 0;
-  size_t row = 1;  // weights per row; n is a multiple of it where the rule has row_scalars
+  size_t row = 1;        // weights per row; n is a multiple of it where the rule has row_scalars
+  float* out = nullptr;  // float32 only: where the new weights go as well
+  bool stream = false;   // past the cache; end with fence()
 };
 
 // Rows of a table, each somewhere else.

@@ -20,9 +20,13 @@ inline float sqrt_of(float x) { return __builtin_sqrtf(x); }
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float float_of(uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// How many rows before its use a row is asked for from memory.
-inline constexpr size_t kAhead = 16;
-inline void ask_for(const void* p, size_t bytes) {
+// Rows that lie anywhere are asked for twice: kFar rows before their use into the second-level cache, which has room
+// for many more requests under way than the first, and kNear rows before into the first.
+inline constexpr size_t kFar = 48, kNear = 8;
+inline void ask_far(const void* p, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at, 0, 2);
+}
+inline void ask_near(const void* p, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at);
 }
 

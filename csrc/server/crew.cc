@@ -1,48 +1,60 @@
 #include "server/crew.h"
 
-#include <new>
+#include "base/limits.h"
+#include "base/os.h"
 
 namespace windlass {
 
 Crew::Crew(int threads) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([list = list_] { list->run(); });
+  }
 }
 
 Crew::~Crew() {
   {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
+    std::lock_guard lock(list_->mutex);
+    list_->stop = true;
   }
-  wake_.notify_all();
-  for (std::thread& t : threads_) t.join();
-}
-
-void Crew::abandon() {
-  // The thread objects name threads of another process; destroying them joinable would end this one.
-  for (std::thread& t : threads_) new (&t) std::thread();
-  threads_.clear();
+  list_->wake.notify_all();
+  for (std::thread& t : threads_) {
+    t.get_id() == std::this_thread::get_id() ? t.detach() : t.join();
+  }
 }
 
 void Crew::post(Ref<Work> work) {
   {
-    std::lock_guard lock(mutex_);
-    posted_.push_back(std::move(work));
+    std::lock_guard lock(list_->mutex);
+    list_->posted.push_back(std::move(work));
+    list_->waiting.store(list_->posted.size(), std::memory_order_release);
   }
-  wake_.notify_all();
+  list_->wake.notify_all();
 }
 
-void Crew::run() {
-  std::unique_lock lock(mutex_);
+// The next large request often follows at once.
+void Crew::List::spin() {
+  static const bool may_spin = os::cores() > 1;
+  if (!may_spin || spinning.exchange(true, std::memory_order_acq_rel)) return;
+  const int64_t end = os::now_ns() + limits::kSpinNs;
+  while (waiting.load(std::memory_order_acquire) == 0 && os::now_ns() < end) {
+  }
+  spinning.store(false, std::memory_order_release);
+}
+
+void Crew::List::run() {
+  std::unique_lock lock(mutex);
   for (;;) {
-    wake_.wait(lock, [this] { return stop_ || !posted_.empty(); });
-    if (posted_.empty()) return;
-    Ref<Work> work = posted_.front();
+    wake.wait(lock, [this] { return stop || !posted.empty(); });
+    if (posted.empty()) return;
+    Ref<Work> work = posted.front();
     lock.unlock();
     work->help();
     lock.lock();
-    if (!posted_.empty() && posted_.front().get() == work.get()) posted_.pop_front();
+    if (!posted.empty() && posted.front().get() == work.get()) posted.pop_front();
+    waiting.store(posted.size(), std::memory_order_release);
     lock.unlock();
-    work = Ref<Work>();
+    work = Ref<Work>();  // may be the last reference to everything
+    spin();
     lock.lock();
   }
 }

@@ -1,11 +1,14 @@
 // Crew: a server's threads. They take the parts of a large request from a common list, and run requests that nobody
 // waits for.
 //
-// Thread safety: every method from any thread, except the destructor.
+// Thread safety: every method from any thread, the destructor too: a request may hold the last reference to its
+// server, and the thread that finishes it then ends the crew it belongs to.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -23,16 +26,22 @@ class Crew {
   ~Crew();  // finishes what was posted
 
   void post(Ref<Work> work);
-  int threads() const { return static_cast<int>(threads_.size()); }
-  void abandon();  // in the child of a fork: the threads are not there
 
  private:
-  void run();
+  // What the threads share; each keeps it alive for itself.
+  struct List {
+    void run();
+    void spin();
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Ref<Work>> posted_;
-  bool stop_ = false;
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<Ref<Work>> posted;
+    bool stop = false;
+    std::atomic<size_t> waiting{0};     // posted.size(), for who spins
+    std::atomic<bool> spinning{false};  // one thread at most: a wake-up costs more than a short spin
+  };
+
+  const std::shared_ptr<List> list_ = std::make_shared<List>();
   std::vector<std::thread> threads_;
 };
 

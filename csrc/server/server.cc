@@ -20,8 +20,6 @@ Server::Server(int threads, uint64_t memory_bytes_max)
 
 Server::~Server() { crew_.reset(); }
 
-void Server::abandon() { crew_->abandon(); }
-
 Status Server::check_name(const char* what, const std::string& name) {
   if (name.empty() || name.size() > limits::kNameBytesMax) {
     return Status(Code::kInvalidArgument, std::string(what) + " name must have 1 to " +

@@ -42,7 +42,6 @@ class Server {
   Crew& crew() { return *crew_; }
   int threads() const { return threads_; }
   uint64_t memory_bytes() const { return budget_.used(); }
-  void abandon();  // in the child of a fork
 
  private:
   static Status check_name(const char* what, const std::string& name);

@@ -22,7 +22,8 @@ void Work::set_parts(uint32_t n) {
 void Work::begin(Crew* helpers) {
   if (n_ == 0) return complete();
   retain();  // until the last part is over
-  if (helpers != nullptr && n_ > 1) helpers->post(Ref<Work>(this));
+  shared_ = helpers != nullptr && n_ > 1;
+  if (shared_) helpers->post(Ref<Work>(this));
   help();
 }
 
@@ -45,14 +46,16 @@ void Work::run_or_keep(uint32_t i) {
   } else {
     keep(i);
     part_[i].kept = true;
+    t.post(part_[i]);  // before the caller may go on: its next request must find this one in the queue
     borrowing_.fetch_sub(1, std::memory_order_release);
-    t.run(part_[i]);
+    t.drain();
   }
 }
 
-void Work::begin_later(Crew* crew) {
+void Work::begin_later(Crew* crew, bool shared) {
   if (n_ == 0) return complete();
   retain();
+  shared_ = shared;
   mode_ = kDrain;
   const Ref<Work> self(this);
   for (uint32_t i = 0; i < n_; ++i) turn(i).post(part_[i]);
@@ -60,6 +63,7 @@ void Work::begin_later(Crew* crew) {
 }
 
 void Work::help() {
+  if (!shared_ && helped_.exchange(true, std::memory_order_relaxed)) return;
   for (;;) {
     const uint32_t i = next_.fetch_add(1, std::memory_order_relaxed);
     if (i >= n_) {
@@ -76,11 +80,15 @@ void Work::help() {
 
 void Work::run_part(Part& part) {
   uint8_t queued = kQueued;
-  if (part.state.compare_exchange_strong(queued, kRunning, std::memory_order_acq_rel)) {
+  while (!part.state.compare_exchange_weak(queued, kRunning, std::memory_order_acq_rel) && queued != kCancelled) {
+    queued = kQueued;  // let_go() is copying its input: a moment
+  }
+  if (queued != kCancelled) {
     Status s = run(part.index, part.kept);
     if (!s.ok()) {
       std::lock_guard lock(mutex_);
       if (error_.ok()) error_ = std::move(s);
+      failed_.store(true, std::memory_order_release);
     }
     part.state.store(kOver, std::memory_order_release);
   }
@@ -93,9 +101,11 @@ void Work::run_part(Part& part) {
 void Work::complete() {
   finished();
   if (state_.exchange(kDone, std::memory_order_acq_rel) == kAwaited) os::wake_all(state_);
+  over();
 }
 
 Status Work::status() const {
+  if (!failed_.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(mutex_);
   return error_;
 }
@@ -123,10 +133,28 @@ bool Work::wait_until(int64_t deadline_ns) {
 void Work::cancel() {
   for (uint32_t i = 0; i < n_; ++i) {
     uint8_t state = kQueued;
-    if (part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel)) continue;
-    while (part_[i].state.load(std::memory_order_acquire) == kRunning) {
-      os::wait(state_, state_.load(std::memory_order_acquire), 100'000);  // one pass over one shard
+    if (!part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel)) {
+      wait_while_running(part_[i]);
     }
+  }
+}
+
+void Work::let_go() {
+  for (uint32_t i = 0; i < n_; ++i) {
+    uint8_t state = kQueued;
+    if (part_[i].state.compare_exchange_strong(state, kKeeping, std::memory_order_acq_rel)) {
+      if (!part_[i].kept) keep(i);
+      part_[i].kept = true;
+      part_[i].state.store(kQueued, std::memory_order_release);
+    } else {
+      wait_while_running(part_[i]);
+    }
+  }
+}
+
+void Work::wait_while_running(const Part& part) {
+  while (part.state.load(std::memory_order_acquire) == kRunning) {
+    os::wait(state_, state_.load(std::memory_order_acquire), 100'000);  // one pass over one shard
   }
 }
 

@@ -7,7 +7,8 @@
 //     begin()       the caller runs the parts itself, with help where the request is large
 //     begin_kept()  the same, but no part outlives the call with the caller's arrays: where a shard is busy, its part
 //                   first copies what it needs (keep()) and is then left in the queue
-//     begin_later() the parts are left in the shards' queues, in order, and the crew runs them
+//     begin_later() the parts are left in the shards' queues, in order, and the crew runs them, or who waits for them;
+//                   `shared`: several threads at once may
 //
 // In each case parts of one caller reach a shard in the order the requests were begun.
 //
@@ -31,7 +32,7 @@ class Work : public Counted {
  public:
   void begin(Crew* helpers);
   void begin_kept(Crew* helpers);
-  void begin_later(Crew* crew);
+  void begin_later(Crew* crew, bool shared = true);
 
   bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
   // Helps, then waits until done or until the monotonic time; true when done.
@@ -41,6 +42,9 @@ class Work : public Counted {
   // Makes sure that no part touches the caller's arrays any more: parts not yet begun never will be, those under way
   // are waited for. For a caller who gives up and owns the memory.
   void cancel();
+
+  // The same for work that must be done all the same: parts not yet begun copy their input first (keep()).
+  void let_go();
 
   // Runs or drains parts until none is left to start.
   void help();
@@ -56,10 +60,11 @@ class Work : public Counted {
   virtual Status run(uint32_t part, bool kept) = 0;
   virtual void keep(uint32_t) {}  // copies the part's input, for begin_kept()
   virtual void finished() {}      // once, after the last part and before anyone sees done()
+  virtual void over() {}          // once, after done()
 
  private:
   enum : uint32_t { kPending, kAwaited, kDone };
-  enum PartState : uint8_t { kQueued, kRunning, kOver, kCancelled };
+  enum PartState : uint8_t { kQueued, kKeeping, kRunning, kOver, kCancelled };
 
   struct Part final : Job {
     void run() override { work->run_part(*this); }
@@ -70,6 +75,7 @@ class Work : public Counted {
   };
 
   void run_part(Part& part);
+  void wait_while_running(const Part& part);
   void run_or_keep(uint32_t i);
   void complete();
 
@@ -78,12 +84,15 @@ class Work : public Counted {
   Part* part_ = &one_;
   uint32_t n_ = 0;
   enum Mode : uint8_t { kRun, kRunOrKeep, kDrain } mode_ = kRun;
+  bool shared_ = false;                 // several threads may help at once
+  std::atomic<bool> helped_{false};     // one has begun to
   std::atomic<uint32_t> borrowing_{0};  // parts that still want the caller's arrays, for begin_kept()
   std::atomic<uint32_t> next_{0};       // the first part nobody has started
   std::atomic<uint32_t> unfinished_{0};
   std::atomic<uint32_t> state_{kPending};
   mutable std::mutex mutex_;  // of error_
   Status error_;
+  std::atomic<bool> failed_{false};  // error_ is set
 };
 
 }  // namespace windlass

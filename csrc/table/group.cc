@@ -1,13 +1,17 @@
 #include "table/group.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "base/os.h"
+
 namespace windlass {
 namespace {
 
-constexpr uint64_t kSpareKeysMax = uint64_t{1} << 22;
+constexpr uint64_t kSmallKeys = 4096;
+constexpr uint64_t kSpareKeysMax = uint64_t{1} << 20;
 
 template <class Get>
 void count_shards(uint64_t n, Get get, uint32_t (*count)[limits::kTableShards]) {
@@ -29,24 +33,37 @@ void place(uint64_t n, Get get, uint32_t* next, Keyed* out) {
 
 // Fresh memory costs a page fault per 4 KiB, more than the sorting; so each thread keeps its last buffer.
 struct Spare {
-  std::unique_ptr<Keyed[]> buffer;
+  Keyed* buffer = nullptr;
   uint64_t room = 0;
+  ~Spare() { os::unmap(reinterpret_cast<std::byte*>(buffer), room * sizeof(Keyed)); }
 };
 thread_local Spare t_spare;
 
 }  // namespace
 
 Groups::~Groups() {
-  if (room_ > t_spare.room && room_ <= kSpareKeysMax) t_spare = {std::move(keyed_), room_};
+  if (room_ > t_spare.room && room_ <= kSpareKeysMax) {
+    std::swap(room_, t_spare.room);
+    std::swap(keyed_, t_spare.buffer);
+  }
+  os::unmap(reinterpret_cast<std::byte*>(keyed_), room_ * sizeof(Keyed));
 }
 
-Groups::Groups(const Keys& keys) {
+Groups::Groups(const Keys& keys) : ok_(true) {
+  std::fill_n(start_, limits::kTableShards + 1, 0);
+  if (keys.n == 0) return;
   if (t_spare.room >= keys.n) {
-    keyed_ = std::move(t_spare.buffer);
-    room_ = std::exchange(t_spare.room, 0);
+    std::swap(room_, t_spare.room);
+    std::swap(keyed_, t_spare.buffer);
   } else {
-    keyed_ = std::make_unique_for_overwrite<Keyed[]>(keys.n);
-    room_ = keys.n;
+    // Large ones on huge pages: 256 places are written at once, more than the processor remembers small pages.
+    room_ = keys.n <= kSmallKeys ? kSmallKeys : std::max<uint64_t>(keys.n, limits::kHugePageBytes / sizeof(Keyed));
+    keyed_ = reinterpret_cast<Keyed*>(os::map(room_ * sizeof(Keyed)));
+    if (keyed_ == nullptr) {
+      room_ = 0;
+      ok_ = false;
+      return;
+    }
   }
   uint32_t count[4][limits::kTableShards] = {};
   const auto* wide = static_cast<const uint64_t*>(keys.data);
@@ -62,11 +79,12 @@ Groups::Groups(const Keys& keys) {
     sum += count[0][s] + count[1][s] + count[2][s] + count[3][s];
   }
   start_[limits::kTableShards] = sum;
-  is_narrow ? place(keys.n, get_narrow, next, keyed_.get()) : place(keys.n, get_wide, next, keyed_.get());
+  is_narrow ? place(keys.n, get_narrow, next, keyed_) : place(keys.n, get_wide, next, keyed_);
 }
 
 uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse) {
   const Groups groups(keys);
+  if (!groups.ok()) return kNoMemory;
   std::vector<uint32_t> slots;  // place in `hashes` + 1; 0: empty
   std::vector<uint64_t> hashes;
   uint64_t total = 0;

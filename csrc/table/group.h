@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "base/hash.h"
 #include "base/limits.h"
@@ -45,18 +44,22 @@ class Groups {
   Groups& operator=(const Groups&) = delete;
   ~Groups();
 
-  const Keyed* begin(uint32_t shard) const { return keyed_.get() + start_[shard]; }
+  bool ok() const { return ok_; }  // false: there was no memory, and all groups are empty
+  const Keyed* begin(uint32_t shard) const { return keyed_ + start_[shard]; }
   size_t size(uint32_t shard) const { return start_[shard + 1] - start_[shard]; }
   uint64_t total() const { return start_[limits::kTableShards]; }
 
  private:
-  std::unique_ptr<Keyed[]> keyed_;
+  Keyed* keyed_ = nullptr;
   uint64_t room_ = 0;
+  bool ok_;
   uint32_t start_[limits::kTableShards + 1];
 };
 
 // Removes repeated keys. Writes each key once to `unique` (room for keys.n) and, for every key of the request, its
-// place there to `inverse`. Returns how many there are. The order is that of the shards, so it is the same each time.
+// place there to `inverse`. Returns how many there are, or kNoMemory. The order is that of the shards, so it is the
+// same each time.
+inline constexpr uint64_t kNoMemory = ~uint64_t{0};
 uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse);
 
 }  // namespace windlass

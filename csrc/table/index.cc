@@ -16,46 +16,6 @@ uint64_t lowest_hash(uint64_t b, uint64_t buckets) {
 
 }  // namespace
 
-// In waves: the first looks into every key's home bucket, the next into the bucket behind it for the few that went
-// past theirs, and so on. A bucket is asked for one wave, or kAhead keys, before it is looked into.
-void Index::find_all(const Keyed* keyed, size_t n, uint32_t* rows) const {
-  if (pages_.empty()) {
-    std::fill_n(rows, n, kAbsent);
-    return;
-  }
-  constexpr size_t kAhead = 32;
-  static thread_local std::vector<Search> wave, next;
-  next.clear();
-  const auto look = [&](uint64_t b, uint32_t i) {
-    const Bucket& bucket = at(b);
-    const int slot = bucket.slot_of(place_of(keyed[i].hash));
-    if (slot >= 0) {
-      rows[i] = bucket.row[slot];
-    } else if (bucket.passed == 0) {
-      rows[i] = kAbsent;
-    } else {
-      __builtin_prefetch(&at(b + 1));
-      next.push_back({b + 1, i});
-    }
-  };
-  uint64_t homes[kAhead];
-  const auto ask = [&](size_t i) {
-    homes[i % kAhead] = home(place_of(keyed[i].hash));
-    __builtin_prefetch(&at(homes[i % kAhead]));
-  };
-  for (size_t i = 0; i < std::min(kAhead, n); ++i) ask(i);
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t b = homes[i % kAhead];
-    if (i + kAhead < n) ask(i + kAhead);
-    look(b, static_cast<uint32_t>(i));
-  }
-  while (!next.empty()) {
-    std::swap(wave, next);
-    next.clear();
-    for (const Search& s : wave) look(s.bucket, s.entry);
-  }
-}
-
 bool Index::reserve(Pool& pool, uint64_t buckets) {
   const uint64_t pages = (buckets + kPageBuckets - 1) / kPageBuckets;
   const size_t before = pages_.size();

@@ -8,7 +8,8 @@
 namespace windlass {
 namespace {
 
-constexpr size_t kBlock = 512;           // rows that are handed to a kernel at once
+constexpr size_t kBlock = 512;  // rows that are handed to a kernel at once
+constexpr size_t kAskAtOnceBytes = 512 << 10;
 constexpr size_t kSlabBytes = 16 << 10;  // about; a slab holds a power of two of rows
 
 // A row lies within one cache line if it fits, and starts on a half line if it does not.
@@ -120,8 +121,7 @@ uint32_t Table::make_row(TableShard& s, uint64_t hash) {
   return row;
 }
 
-Status Table::find_or_make(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows) {
-  s.index.find_all(keyed, n, rows);
+Status Table::make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows) {
   for (size_t i = 0; i < n; ++i) {
     if (rows[i] != Index::kAbsent) continue;
     rows[i] = s.index.find(place_of(keyed[i].hash));  // the same key may have been made a moment ago
@@ -135,11 +135,17 @@ Status Table::read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& a
   TableShard& s = shards_[shard];
   static thread_local std::vector<uint32_t> rows;
   rows.resize(n);
-  if (create) {
-    WL_RETURN_IF_ERROR(find_or_make(s, keyed, n, rows.data()));
+  // Where the rows fit into the second-level cache they are asked for as soon as they are known.
+  const size_t row_bytes = spec_.dim * sizeof(float);
+  if (n * row_bytes <= kAskAtOnceBytes) {
+    s.index.find_all(keyed, n, rows.data(), [&](uint32_t row) {
+      const char* w = reinterpret_cast<const char*>(weights(s, row));
+      for (size_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(w + at, 0, 2);
+    });
   } else {
     s.index.find_all(keyed, n, rows.data());
   }
+  if (create) WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
   write_out(s, keyed, n, rows.data(), arrays);
   return {};
 }
@@ -185,7 +191,8 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   // First every row, so that nothing has changed when the memory runs out.
   static thread_local std::vector<uint32_t> rows, first;
   rows.resize(n);
-  WL_RETURN_IF_ERROR(find_or_make(s, keyed, n, rows.data()));
+  s.index.find_all(keyed, n, rows.data());
+  WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
 
   // Several gradients for one row become one, in order of occurrence.
   static thread_local std::vector<float> combined;        // rows of it
@@ -282,7 +289,7 @@ uint64_t Table::fingerprint(uint32_t shard) const {
       if (layout_.vectors != 0)
         sum += fingerprint_of(row_salt, limits::kTableDimMax, state(s, e.row), layout_.vectors * spec_.dim);
       sum += fingerprint_of(row_salt, 4 * uint64_t{limits::kTableDimMax}, h->scalars(), layout_.row_scalars);
-      sum += fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &h->count, 1);
+      if (layout_.counts) sum += fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &h->count, 1);
     }
     if (!found.empty()) from = found.back().hash + 1;
   }

@@ -97,7 +97,7 @@ class Table {
   RowHead* head(const TableShard& s, uint32_t row) const {
     return reinterpret_cast<RowHead*>(slab(s, row) + head_at_ + (row & slab_mask_) * head_stride_);
   }
-  Status find_or_make(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
+  Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
   void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
   uint32_t make_row(TableShard& s, uint64_t hash);
   void initial(uint64_t hash, float* out) const;

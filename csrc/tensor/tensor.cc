@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include <charconv>
 #include <cstring>
 #include <memory>
 
@@ -9,12 +10,18 @@
 namespace windlass {
 namespace {
 
-// How much of a shard is worked on before the next array is touched: weights, gradient and state of a block stay in
-// the first-level cache between the rule and the copy to the caller.
+// How many numbers are converted at once.
 constexpr uint64_t kBlock = 1024;
 
 // Keeps arrays off power-of-two distances.
 constexpr uint64_t kStagger = 64 * 67;
+
+// The shortest text that reads back as the same number.
+std::string text_of(double x) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
+  return std::string(buffer, end);
+}
 
 uint64_t round_up(uint64_t bytes) { return (bytes + 63) & ~uint64_t{63}; }
 
@@ -40,16 +47,16 @@ std::string describe_shape(const uint64_t* shape, size_t dims) {
 
 std::string describe(const RuleSpec& rule) {
   std::string text = name_of(rule.kind);
-  if (rule.initial_state != 0.0f) text += "(initial_accumulator_value=" + std::to_string(rule.initial_state) + ")";
+  if (rule.initial_state != 0.0f) text += "(initial_accumulator_value=" + text_of(rule.initial_state) + ")";
   return text;
 }
 
 std::string describe(const Init& init) {
   switch (init.kind) {
     case InitKind::kZeros: return "Zeros()";
-    case InitKind::kConstant: return "Constant(" + std::to_string(init.a) + ")";
-    case InitKind::kUniform: return "Uniform(" + std::to_string(init.a) + ", " + std::to_string(init.b) + ")";
-    case InitKind::kNormal: return "Normal(mean=" + std::to_string(init.a) + ", std=" + std::to_string(init.b) + ")";
+    case InitKind::kConstant: return "Constant(" + text_of(init.a) + ")";
+    case InitKind::kUniform: return "Uniform(" + text_of(init.a) + ", " + text_of(init.b) + ")";
+    case InitKind::kNormal: return "Normal(mean=" + text_of(init.a) + ", std=" + text_of(init.b) + ")";
   }
   return "?";
 }
@@ -177,10 +184,14 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
   auto* const run = spec_.dtype == Dtype::kFloat32   ? rule.dense
                     : spec_.dtype == Dtype::kFloat64 ? rule.dense_f64
                                                      : rule.dense_i64;
-  const uint64_t block = row_rule ? std::max<uint64_t>(kBlock / cut_.row, 1) * cut_.row : kBlock;
-  const bool convert = arrays.in_dtype != spec_.dtype;
+  // Numbers of another type pass through a block that stays in the first-level cache; float32 needs none.
+  const bool convert_in = arrays.in_dtype != spec_.dtype;
+  const bool fused_out = arrays.out != nullptr && arrays.out_dtype == Dtype::kFloat32 && spec_.dtype == Dtype::kFloat32;
+  const bool separate_out = arrays.out != nullptr && !fused_out;
+  uint64_t block = ~uint64_t{0};
+  if (convert_in || separate_out) block = row_rule ? std::max<uint64_t>(kBlock / cut_.row, 1) * cut_.row : kBlock;
   std::unique_ptr<float[]> converted;
-  if (convert) converted = std::make_unique_for_overwrite<float[]>(block);
+  if (convert_in) converted = std::make_unique_for_overwrite<float[]>(block);
 
   for (size_t s = 0; s < n_spans; ++s) {
     const Span& span = spans[s];
@@ -192,14 +203,17 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
       for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + element;
       if (row_rule) d.scalars = scalars_ + element / cut_.row * rule.layout.row_scalars;
       d.g = static_cast<const std::byte*>(arrays.in) + (span.at + done) * size_of(arrays.in_dtype);
-      if (convert) {
+      if (convert_in) {
         kernels().to_f32(arrays.in_dtype, d.g, converted.get(), n);
         d.g = converted.get();
       }
       d.n = n;
       d.row = cut_.row;
+      if (fused_out) d.out = static_cast<float*>(arrays.out) + span.at + done;
+      d.stream = arrays.stream;
       run(step, d);
-      if (arrays.out != nullptr) write_out(span, done, n, arrays);
+      if (separate_out) write_out(span, done, n, arrays);
+      if (block == ~uint64_t{0}) break;
     }
   }
   if (arrays.stream) kernels().fence();
@@ -223,8 +237,8 @@ uint64_t Tensor::fingerprint(uint32_t shard) const {
     const uint64_t row = first / cut_.row * layout.row_scalars, rows = n / cut_.row * layout.row_scalars;
     sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + row, rows);
   }
-  const uint64_t count = shards_[shard].count;
-  return sum + fingerprint_of(mix_in(salt, 101), shard, &count, 1);
+  if (layout.counts) sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard].count, 1);
+  return sum;
 }
 
 }  // namespace windlass
