@@ -1,0 +1,244 @@
+// The promise of kernels.h: every copy of a kernel gives the same bits.
+#include "rule/kernels.h"
+
+#include "rule/kernels_test.h"
+
+namespace windlass {
+namespace {
+
+using test::any_numbers;
+using test::every_isa;
+using test::same_bits;
+
+// One dense object and what a few updates make of it.
+struct Object {
+  std::vector<float> w, g, state[2], scalars, out;
+  size_t row = 1;
+
+  Object(test::Random& random, size_t n, size_t row)
+      : w(any_numbers(random, n)), g(any_numbers(random, n)), scalars(n / row), out(n), row(row) {
+    for (auto& s : state) s.assign(n, 0.0f);
+  }
+  bool same(const Object& o) const {
+    return same_bits(w, o.w) && same_bits(state[0], o.state[0]) && same_bits(state[1], o.state[1]) &&
+           same_bits(scalars, o.scalars) && same_bits(out, o.out);
+  }
+};
+
+enum class Output { kNone, kCached, kStreamed, kOverGradient };
+
+// Three updates of the numbers from `skip` on, so that arrays start at any multiple of four bytes.
+void update(const Kernels& k, RuleKind kind, const Hyper& hyper, size_t skip, Output output, Object* o) {
+  const RuleKernels& rule = k.rules[static_cast<size_t>(kind)];
+  std::vector<float> g = o->g;
+  for (uint64_t count = 1; count <= 3; ++count) {
+    if (output == Output::kOverGradient) o->out = g;
+    Dense d;
+    d.w = o->w.data() + skip;
+    d.state[0] = o->state[0].data() + skip;
+    d.state[1] = o->state[1].data() + skip;
+    d.scalars = o->scalars.data() + skip / o->row;
+    d.g = output == Output::kOverGradient ? o->out.data() + skip : g.data() + skip;
+    d.n = o->w.size() - skip;
+    d.row = o->row;
+    if (output != Output::kNone) d.out = o->out.data() + skip;
+    d.stream = output == Output::kStreamed;
+    rule.dense(rule.prepare(hyper, count), d);
+    k.fence();
+  }
+}
+
+// Rows of a table as Rows wants them, each with a head of its own age.
+struct Some {
+  std::vector<std::vector<float>> w, state, g;
+  std::vector<std::vector<float>> heads;  // two numbers for RowHead, one for a scalar
+
+  Some(test::Random& random, size_t n, uint32_t dim) {
+    for (size_t r = 0; r < n; ++r) {
+      w.push_back(any_numbers(random, dim));
+      g.push_back(any_numbers(random, dim));
+      state.emplace_back(2 * dim);
+      heads.emplace_back(3);
+      head(r)->count = random.below(4) == 0 ? 0xFFFFFFFFu - static_cast<uint32_t>(random.below(3))
+                                            : static_cast<uint32_t>(random.below(200));
+    }
+  }
+  RowHead* head(size_t r) { return reinterpret_cast<RowHead*>(heads[r].data()); }
+  void update(const Kernels& k, RuleKind kind, const Hyper& hyper, uint32_t dim) {
+    std::vector<float*> ws, states;
+    std::vector<const float*> gs;
+    std::vector<RowHead*> hs;
+    for (size_t r = 0; r < w.size(); ++r) {
+      ws.push_back(w[r].data());
+      gs.push_back(g[r].data());
+      states.push_back(state[r].data());
+      hs.push_back(head(r));
+    }
+    k.rules[static_cast<size_t>(kind)].rows(hyper,
+                                            Rows{ws.data(), states.data(), hs.data(), gs.data(), ws.size(), dim, 77});
+  }
+  bool same(const Some& o) const {
+    bool all = true;
+    for (size_t r = 0; r < w.size(); ++r)
+      all = all && same_bits(w[r], o.w[r]) && same_bits(state[r], o.state[r]) && same_bits(heads[r], o.heads[r]);
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST(dense_updates_give_the_same_bits_on_every_instruction_set) {
+  test::Random random(test::seed());
+  for (size_t rule = 0; rule < test::kRules; ++rule) {
+    const RuleKind kind = static_cast<RuleKind>(rule);
+    for (int variant = 0; variant < test::kVariants; ++variant) {
+      for (const size_t n : {1, 3, 16, 17, 31, 64, 65, 127, 193, 1029}) {
+        const size_t row = layout_of(kind).row_scalars != 0 && n % 3 == 0 ? n / 3 : 1;
+        const size_t skip = row * random.below(std::min<size_t>(n / row, 17));
+        const Object fresh(random, n, row);
+        Object first = fresh;
+        for (const Output output : {Output::kNone, Output::kCached, Output::kStreamed, Output::kOverGradient}) {
+          for (const Kernels* k : every_isa()) {
+            Object o = fresh;
+            update(*k, kind, test::hyper_of(kind, variant), skip, output, &o);
+            if (k == every_isa()[0]) first = o;
+            CHECK(o.same(first));
+            if (output == Output::kNone) continue;
+            for (size_t i = skip; i < n; ++i) CHECK(std::memcmp(&o.out[i], &o.w[i], 4) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(an_output_changes_no_weight) {
+  test::Random random(test::seed());
+  for (size_t rule = 0; rule < test::kRules; ++rule) {
+    const RuleKind kind = static_cast<RuleKind>(rule);
+    const Object fresh(random, 300, 1);
+    for (const Kernels* k : every_isa()) {
+      Object without = fresh, with = fresh;
+      update(*k, kind, test::hyper_of(kind, 1), 5, Output::kNone, &without);
+      for (const Output output : {Output::kCached, Output::kStreamed}) {
+        with = fresh;
+        update(*k, kind, test::hyper_of(kind, 1), 5, output, &with);
+        CHECK(same_bits(with.w, without.w) && same_bits(with.state[0], without.state[0]));
+      }
+    }
+  }
+}
+
+TEST(row_updates_give_the_same_bits_on_every_instruction_set) {
+  test::Random random(test::seed());
+  for (size_t rule = 0; rule < test::kRules; ++rule) {
+    const RuleKind kind = static_cast<RuleKind>(rule);
+    for (int variant = 0; variant < test::kVariants; ++variant) {
+      for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
+        const Some fresh(random, 1 + random.below(60), dim);
+        Some first = fresh;
+        for (const Kernels* k : every_isa()) {
+          Some some = fresh;
+          some.update(*k, kind, test::hyper_of(kind, variant), dim);
+          some.update(*k, kind, test::hyper_of(kind, variant), dim);
+          if (k == every_isa()[0]) first = some;
+          CHECK(some.same(first));
+          for (size_t r = 0; r < some.w.size(); ++r) CHECK_EQ(some.head(r)->touched, 77u);
+        }
+      }
+    }
+  }
+}
+
+// A row is a dense piece with a count of its own: both forms of a rule are one.
+TEST(a_row_update_is_the_dense_update_of_its_count) {
+  test::Random random(test::seed());
+  for (size_t rule = 0; rule < test::kRules; ++rule) {
+    const RuleKind kind = static_cast<RuleKind>(rule);
+    const Hyper hyper = test::hyper_of(kind, 3);
+    for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
+      for (const Kernels* k : every_isa()) {
+        Some rows(random, 20, dim);
+        Some dense = rows;
+        rows.update(*k, kind, hyper, dim);
+        for (size_t r = 0; r < 20; ++r) {
+          RowHead* head = dense.head(r);
+          head->count += head->count != 0xFFFFFFFFu;  // the count stays at its end
+          head->touched = 77;
+          Dense d;
+          d.w = dense.w[r].data();
+          d.state[0] = dense.state[r].data();
+          d.state[1] = dense.state[r].data() + dim;
+          d.scalars = head->scalars();
+          d.g = dense.g[r].data();
+          d.n = d.row = dim;
+          const RuleKernels& kernels = k->rules[rule];
+          kernels.dense(kernels.prepare(hyper, head->count), d);
+        }
+        CHECK(rows.same(dense));
+      }
+    }
+  }
+}
+
+TEST(wide_dtypes_give_the_same_bits_on_every_instruction_set) {
+  test::Random random(test::seed());
+  for (const RuleKind kind : {RuleKind::kSum, RuleKind::kAssign, RuleKind::kMax}) {
+    for (const size_t n : {1, 2, 7, 16, 33, 130}) {
+      std::vector<uint64_t> w(n), g(n);
+      for (uint64_t& x : w) x = random.next();
+      for (uint64_t& x : g) x = random.next();
+      std::vector<double> wide_w(n), wide_g(n);
+      for (size_t i = 0; i < n; ++i) wide_w[i] = test::any_number(random), wide_g[i] = test::any_number(random);
+      const RuleKernels& first = every_isa()[0]->rules[static_cast<size_t>(kind)];
+      for (const Kernels* k : every_isa()) {
+        const RuleKernels& rule = k->rules[static_cast<size_t>(kind)];
+        std::vector<uint64_t> a = w, b = w;
+        rule.dense_i64({}, Dense{.w = a.data() + 1, .g = g.data() + 1, .n = n - 1});
+        first.dense_i64({}, Dense{.w = b.data() + 1, .g = g.data() + 1, .n = n - 1});
+        CHECK(same_bits(a, b));
+        std::vector<double> c = wide_w, d = wide_w;
+        rule.dense_f64({}, Dense{.w = c.data() + 1, .g = wide_g.data() + 1, .n = n - 1});
+        first.dense_f64({}, Dense{.w = d.data() + 1, .g = wide_g.data() + 1, .n = n - 1});
+        CHECK(same_bits(c, d));
+      }
+    }
+  }
+}
+
+TEST(gradients_combine_the_same_on_every_instruction_set) {
+  test::Random random(test::seed());
+  for (const Combine how : {Combine::kAdd, Combine::kMax, Combine::kLast}) {
+    for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
+      const std::vector<float> into = any_numbers(random, n + 1), g = any_numbers(random, n + 1);
+      std::vector<float> want = into;
+      for (size_t i = 1; i <= n; ++i) {
+        if (how == Combine::kAdd) want[i] = into[i] + g[i];
+        if (how == Combine::kMax) want[i] = g[i] > into[i] ? g[i] : into[i];
+        if (how == Combine::kLast) want[i] = g[i];
+      }
+      for (const Kernels* k : every_isa()) {
+        std::vector<float> got = into;
+        k->combine(how, got.data() + 1, g.data() + 1, n);
+        CHECK(same_bits(got, want));
+      }
+    }
+  }
+}
+
+TEST(layouts_and_names_do_not_depend_on_the_instruction_set) {
+  for (const Kernels* k : every_isa()) {
+    for (size_t rule = 0; rule < test::kRules; ++rule) {
+      const RuleKernels &a = k->rules[rule], &b = every_isa()[0]->rules[rule];
+      CHECK(std::strcmp(a.name, b.name) == 0);
+      CHECK(std::memcmp(&a.layout, &b.layout, sizeof a.layout) == 0);
+      CHECK_EQ(a.dense_f64 != nullptr, a.layout.any_dtype);
+      CHECK_EQ(a.dense_i64 != nullptr, a.layout.any_dtype);
+      CHECK(a.layout.vectors <= limits::kRuleVectorsMax && a.layout.hypers <= limits::kRuleHyperMax);
+    }
+  }
+  CHECK(isa_complaint().empty());
+  CHECK(kernels().isa != nullptr);
+}
+
+}  // namespace windlass
