@@ -1,0 +1,166 @@
+"""Softmax regression on handwritten digits: the parameter server's loop in its smallest form.
+
+The worker computes gradients with numpy; the server keeps the weights and applies SGD to them. Each step is
+
+    1. compute the gradient of the loss at the weights at hand
+    2. push_pull: send it, and get back the weights after the step
+
+Here the server is an engine inside this process. Run: python apps/softmax/train.py --help
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import rich.progress as bars
+from numpy.typing import NDArray
+
+import windlass as wl
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import DataError, Digits, load_digits
+
+CLASSES = 10
+Report = Callable[[int, float], None]
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+def train(
+    cluster: wl.Cluster, data: Digits, args: argparse.Namespace, report: Report
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns the weights, (pixels, CLASSES), and the bias, (CLASSES,)."""
+    samples, pixels = data.x_train.shape
+
+    # Two named arrays on the server, both zero at first, and the rule for what a push does to them.
+    w = cluster.tensor("w", (pixels, CLASSES), rule=wl.SGD(lr=args.lr))
+    b = cluster.tensor("b", CLASSES, rule=wl.SGD(lr=args.lr))
+
+    # Registered arrays: the server reads gradients from them and writes weights into them, without a copy between.
+    grad_w, grad_b = cluster.empty(w.shape), cluster.empty(b.shape)
+    weights, bias = cluster.empty(w.shape), cluster.empty(b.shape)
+    w.pull(out=weights)
+    b.pull(out=bias)
+
+    shuffle = np.random.default_rng(args.seed)
+    for epoch in range(1, args.epochs + 1):
+        order = shuffle.permutation(samples)
+        loss_sum = 0.0
+        for begin in range(0, samples, args.batch):
+            batch = order[begin : begin + args.batch]
+            loss_sum += gradients(data.x_train[batch], data.y_train[batch], weights, bias, grad_w, grad_b)
+            w.push_pull(grad_w, out=weights)
+            b.push_pull(grad_b, out=bias)
+        if not math.isfinite(loss_sum):
+            raise Diverged(f"the loss of epoch {epoch} is not a number any more; try a smaller --lr than {args.lr:g}")
+        report(epoch, loss_sum / samples)
+    return weights, bias
+
+
+def gradients(
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    bias: NDArray[np.float32],
+    grad_w: NDArray[np.float32],
+    grad_b: NDArray[np.float32],
+) -> float:
+    """Fills grad_w and grad_b with the gradient of the batch's mean cross-entropy; returns the sum over the batch."""
+    rows = np.arange(len(y))
+    logits = x @ weights + bias
+    logits -= logits.max(axis=1, keepdims=True)  # exp() stays within range, and the softmax is the same
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    loss = -float(log_p[rows, y].sum())
+
+    # d loss / d logits is the softmax, minus one at the right class.
+    delta = np.exp(log_p)
+    delta[rows, y] -= 1
+    delta /= len(y)
+    np.matmul(x.T, delta, out=grad_w)
+    np.sum(delta, axis=0, out=grad_b)
+    return loss
+
+
+@contextlib.contextmanager
+def progress(epochs: int) -> Iterator[Report]:
+    """Yields a function that shows an epoch's loss: a bar on a terminal, about ten lines elsewhere."""
+    if not sys.stdout.isatty():
+        every = math.ceil(epochs / 10)
+
+        def line(epoch: int, loss: float) -> None:
+            if epoch == 1 or epoch % every == 0 or epoch == epochs:
+                print(f"epoch {epoch}/{epochs}  loss {loss:.4f}", flush=True)
+
+        yield line
+        return
+    columns = ("epoch", bars.MofNCompleteColumn(), bars.BarColumn(), "loss {task.fields[loss]:.4f}")
+    with bars.Progress(*columns, bars.TimeRemainingColumn(elapsed_when_finished=True)) as shown:
+        task = shown.add_task("", total=epochs, loss=math.nan)
+        yield lambda epoch, loss: shown.update(task, completed=epoch, loss=loss)
+
+
+def main() -> None:
+    args = arguments()
+    data = load_digits(fallback=args.fallback)
+    samples, pixels = data.x_train.shape
+    print(f"{data.name}: {samples} to train on, {len(data.x_test)} to test on, {pixels} pixels each", flush=True)
+
+    # Overflow ends in a loss that is not a number, which train() reports.
+    with np.errstate(over="ignore", invalid="ignore"), wl.connect() as cluster, progress(args.epochs) as report:
+        begin = time.perf_counter()
+        weights, bias = train(cluster, data, args, report)
+        seconds = time.perf_counter() - begin
+
+    right = (data.x_test @ weights + bias).argmax(axis=1) == data.y_test
+    print(f"test accuracy {right.mean():.4f}")
+    print(f"{args.epochs * samples / seconds:,.0f} samples/s ({seconds:.2f} s)", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Softmax regression on handwritten digits, through windlass.")
+    parser.add_argument("--epochs", type=whole(1), default=40, metavar="N", help="passes over the data (%(default)s)")
+    parser.add_argument("--batch", type=whole(1), default=32, metavar="N", help="samples per step (%(default)s)")
+    parser.add_argument("--lr", type=positive, default=0.1, metavar="X", help="learning rate (%(default)s)")
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="of the order of samples (%(default)s)")
+    parser.add_argument("--fallback", action="store_true", help="use scikit-learn's digits; needs no download")
+    return parser.parse_args()
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers of at least `least`."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def positive(text: str) -> float:
+    """An argparse type: finite numbers above 0."""
+    with contextlib.suppress(ValueError):
+        if (value := float(text)) > 0 and math.isfinite(value):
+            return value
+    raise argparse.ArgumentTypeError(f"expected a finite number above 0, not {text!r}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (DataError, Diverged, wl.InvalidArgument) as error:
+        sys.exit(f"train.py: {error}")
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
