@@ -1,0 +1,102 @@
+"""Helpers that several tests use."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import windlass as wl
+from windlass import _core
+
+SHARD = 16384  # float32 elements of one shard of a small tensor: 64 KiB
+FLOAT32 = np.float32
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Normally distributed float32."""
+    return rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@contextlib.contextmanager
+def held(thing: wl.Tensor | wl.Table, *shards: int) -> Iterator[list[Any]]:
+    """The shards are busy until the end of the block, or until release() of what it gives."""
+    take = _core.hold_tensor if isinstance(thing, wl.Tensor) else _core.hold_table
+    holds = [take(thing._core, shard) for shard in shards or (0,)]
+    try:
+        yield holds
+    finally:
+        for hold in holds:
+            hold.release()
+
+
+def every_call(
+    cluster: wl.Cluster, tensor: wl.Tensor, table: wl.Table, registered: np.ndarray
+) -> dict[str, Callable[[], object]]:
+    """Every public call that needs the servers, by name. `registered`: an array for the tensor."""
+    grad = np.ones(tensor.shape, np.float32)
+    rows = np.ones((2, table.dim), np.float32)
+    out = np.empty_like(rows)
+    return {
+        "Cluster.tensor": lambda: cluster.tensor("another", (2,), rule=wl.Sum()),
+        "Cluster.table": lambda: cluster.table("further", 2, rule=wl.Sum()),
+        "Cluster.empty": lambda: cluster.empty((2, 2)),
+        "Cluster.worker": lambda: cluster.worker(0, 1),
+        "Cluster.tick": lambda: cluster.tick(),
+        "Cluster.fingerprint": lambda: cluster.fingerprint(),
+        "Tensor.pull": lambda: tensor.pull(),
+        "Tensor.pull newer_than": lambda: tensor.pull(newer_than=0),
+        "Tensor.pull of rows": lambda: tensor[0:1].pull(),
+        "Tensor.pull of listed rows": lambda: tensor[[1, 0]].pull(),
+        "Tensor.pull_async": lambda: tensor.pull_async(),
+        "Tensor.pull_async into out": lambda: tensor.pull_async(out=np.empty_like(grad)),
+        "Tensor.pull_async into a registered array": lambda: tensor.pull_async(out=registered),
+        "Tensor.push": lambda: tensor.push(grad),
+        "Tensor.push of a registered array": lambda: tensor.push(registered),
+        "Tensor.push_async": lambda: tensor.push_async(grad),
+        "Tensor.push_pull": lambda: tensor.push_pull(grad),
+        "Tensor.push_pull_async": lambda: tensor.push_pull_async(grad),
+        "Tensor.fingerprint": lambda: tensor.fingerprint(),
+        "Table.pull": lambda: table.pull([1, 2]),
+        "Table.pull create=False": lambda: table.pull([1, 2], create=False),
+        "Table.pull_async": lambda: table.pull_async([1, 2]),
+        "Table.pull_async into out": lambda: table.pull_async([1, 2], out=out),
+        "Table.push": lambda: table.push([1, 2], rows),
+        "Table.push_async": lambda: table.push_async([1, 2], rows),
+        "Table.push_pull": lambda: table.push_pull([1, 2], rows),
+        "Table.push_pull_async": lambda: table.push_pull_async([1, 2], rows),
+        "Table.delete": lambda: table.delete([1]),
+        "Table.export": lambda: list(table.export()),
+        "Table.fingerprint": lambda: table.fingerprint(),
+        "len(Table)": lambda: len(table),
+    }
+
+
+def run_python(code: str, *, timeout: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a new interpreter where warnings are errors; these helpers can be imported there."""
+    here = str(pathlib.Path(__file__).parent)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("WINDLASS") and k != "WORLD_SIZE"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        env={**clean, "PYTHONPATH": here, **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def check_python(code: str, *, timeout: float = 60.0, **env: str) -> str:
+    """The same for a script that must end well and in silence on stderr; returns its stdout."""
+    done = run_python(code, timeout=timeout, **env)
+    assert (done.returncode, done.stderr) == (0, ""), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -1,0 +1,114 @@
+"""What the package shows to its users."""
+
+import dataclasses
+import importlib.metadata
+import pathlib
+import re
+import types
+
+import pytest
+
+import windlass as wl
+from windlass import _core, _errors
+
+CSRC = pathlib.Path(__file__).parents[1] / "csrc"
+
+
+def visible() -> list[str]:
+    """Public names of the package; its own submodules are visible once somebody has imported them."""
+    return [
+        name
+        for name, value in vars(wl).items()
+        if not name.startswith("_")
+        and not (isinstance(value, types.ModuleType) and value.__name__ == f"windlass.{name}")
+    ]
+
+
+def sort_key(name: str) -> tuple[int, str]:
+    """CONSTANTS, then Classes, then functions: the order that the linter keeps in imports."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def public_members() -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = [(name, getattr(wl, name)) for name in wl.__all__]
+    for name, value in list(found):
+        if not isinstance(value, type):
+            continue
+        fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
+        fields |= set(getattr(value, "_fields", ()))
+        for attribute, member in vars(value).items():
+            slot = isinstance(member, types.MemberDescriptorType)
+            if not attribute.startswith("_") and attribute not in fields and not slot:
+                found.append((f"{name}.{attribute}", member))
+    return found
+
+
+def test_all_is_exactly_what_is_visible_and_sorted():
+    assert wl.__all__ == sorted(visible(), key=sort_key)
+
+
+@pytest.mark.parametrize(("name", "value"), public_members(), ids=lambda x: x if isinstance(x, str) else "")
+def test_every_public_thing_has_a_docstring(name: str, value: object):
+    doc = value.__doc__ or ""
+    generated = f"{name}("  # what dataclass and NamedTuple write where nobody did
+    assert doc.strip()
+    assert not doc.startswith(generated)
+
+
+def test_public_members_are_looked_into():
+    names = {name for name, _ in public_members()}
+    assert {"connect", "Cluster.tensor", "Tensor.push_pull", "Tensor.shape", "Table.export", "Future.wait"} <= names
+
+
+def test_the_version_is_the_distributions():
+    assert wl.__version__ == importlib.metadata.version("windlass")
+
+
+def test_errors_are_in_the_order_of_the_cores_codes():
+    text = (CSRC / "base" / "status.h").read_text()
+    body = re.search(r"enum class Code[^{]*\{(.*?)\};", text, re.DOTALL)
+    assert body is not None
+    codes = re.findall(r"^\s*k(\w+)", body.group(1), re.MULTILINE)
+    assert codes[0] == "Ok"
+    assert codes[-1] == "Internal"
+    assert [e.__name__ for e in _errors.ERRORS] == ["InternalError", *codes[1:-1], "InternalError"]
+
+
+def test_every_error_is_public_and_a_windlass_error():
+    for error in _errors.ERRORS:
+        assert getattr(wl, error.__name__) is error
+        assert issubclass(error, wl.WindlassError)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (wl.InvalidArgument, ValueError),
+        (wl.ShapeMismatch, TypeError),
+        (wl.SpecMismatch, ValueError),
+        (wl.NotFound, KeyError),
+        (wl.Timeout, TimeoutError),
+        (wl.ResourceExhausted, MemoryError),
+        (wl.NonFinite, ValueError),
+    ],
+)
+def test_an_error_is_also_the_builtin_that_one_would_catch(error: type, builtin: type):
+    assert issubclass(error, builtin)
+    assert str(error("what was seen")) == "what was seen"
+
+
+def test_every_rule_of_the_core_has_a_class():
+    text = (CSRC / "rule" / "rules.def").read_text()
+    in_core = len(re.findall(r"^WL_RULE\(", text, re.MULTILINE))
+    rules = [wl.SGD(lr=0.1), wl.SGD(lr=0.1, momentum=0.9)]
+    rules += [wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Assign(), wl.Max()]
+    assert {r._kind for r in rules} == set(_core.RuleKind)
+    assert len(_core.RuleKind) == in_core
+
+
+def test_values_are_values():
+    assert wl.SGD(lr=0.1) == wl.SGD(lr=0.1)
+    assert wl.SGD(lr=0.1) != wl.SGD(lr=0.2)
+    assert hash(wl.Normal(std=0.5)) == hash(wl.Normal(std=0.5))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        wl.SGD(lr=0.1).lr = 0.2  # type: ignore[misc]
