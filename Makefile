@@ -41,7 +41,8 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	MYPYPATH=apps $(BIN)/mypy apps/data.py apps/softmax/train.py
+	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o build/_core.pyi && diff -u windlass/_core.pyi build/_core.pyi
 
 format: $(VENV)/base ## put every file into form
