@@ -662,6 +662,16 @@ def test_what_is_no_version_is_refused(cluster: wl.Cluster, version: Any):
         tensor.pull(newer_than=version)
 
 
+def test_shards_that_were_not_pulled_are_newer_than_a_version_of_some_rows(cluster: wl.Cluster):
+    tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum(), init=wl.Constant(5))
+    version = tensor[:SHARD].pull(newer_than=0).version
+    out = np.zeros(3 * SHARD, FLOAT32)
+    pulled = tensor.pull(newer_than=version, out=out)
+    assert pulled.changed
+    assert not out[:SHARD].any()  # seen before
+    assert (out[SHARD:] == 5).all()
+
+
 def test_the_version_of_another_tensor_is_refused(cluster: wl.Cluster):
     small = cluster.tensor("s", (4,), rule=wl.Sum())
     for name, shape in (("large", 3 * SHARD), ("alike", 4)):

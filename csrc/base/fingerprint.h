@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "base/hash.h"
 
@@ -16,6 +17,9 @@ uint64_t fingerprint_of(uint64_t salt, uint64_t first, const T* values, size_t n
   for (size_t i = 0; i < n; ++i) {
     uint64_t bits = 0;
     std::memcpy(&bits, &values[i], sizeof(T));
+    if constexpr (std::is_floating_point_v<T>) {
+      if (values[i] != values[i]) bits = ~uint64_t{0};  // which NaN it is differs between instruction sets
+    }
     uint64_t x = (salt + (first + i) * 0x9E3779B97F4A7C15u) ^ (bits * 0xC2B2AE3D27D4EB4Fu);
     x ^= x >> 29;
     x *= 0xD6E8FEB86659FD93u;

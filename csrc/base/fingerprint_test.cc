@@ -1,6 +1,7 @@
 #include "base/fingerprint.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 #include <vector>
 
@@ -42,6 +43,14 @@ TEST(a_fingerprint_sees_every_bit_every_place_and_whose_it_is) {
   CHECK_EQ(seen.size(), 3 + 20 * 64 + 2u);
   const float zeros[] = {0.0f, -0.0f};
   CHECK(fingerprint_of(1, 0, &zeros[0], 1) != fingerprint_of(1, 0, &zeros[1], 1));
+}
+
+TEST(a_fingerprint_does_not_depend_on_which_nan_it_is) {
+  const uint32_t bits[] = {0x7FC00000u, 0xFFC00000u, 0x7FC01234u};
+  float nans[3];
+  std::memcpy(nans, bits, sizeof nans);
+  CHECK_EQ(fingerprint_of(1, 0, &nans[0], 1), fingerprint_of(1, 0, &nans[1], 1));
+  CHECK_EQ(fingerprint_of(1, 0, &nans[0], 1), fingerprint_of(1, 0, &nans[2], 1));
 }
 
 }  // namespace windlass

@@ -118,7 +118,7 @@ void bind_tensor(nb::module_& m) {
            })
       .def("__repr__", [](const Version& v) {
         uint64_t sum = 0;
-        for (const uint64_t x : v.of) sum += x;
+        for (const uint64_t x : v.of) sum += x != 0 ? x - 1 : 0;
         return "<Version of " + std::to_string(v.of.size()) + " shards, " + std::to_string(sum) + " updates>";
       });
 

@@ -75,9 +75,8 @@ class Unseen {
 // How far a session has got with one object. It outlives handles: an object that is opened again goes on from here.
 struct Progress {
   explicit Progress(uint32_t shards) : sent(shards), closed(shards) {}
-  std::vector<uint64_t> sent;  // the last sequence pushed to each shard: the holder of its turn
-  std::mutex mutex;
-  std::vector<uint64_t> closed;  // the clock up to which each shard is closed
+  std::vector<uint64_t> sent;    // the last sequence pushed to each shard: the holder of its turn
+  std::vector<uint64_t> closed;  // the clock up to which each shard is closed: the session's clock_mutex()
   Unseen unseen;
 };
 
@@ -95,6 +94,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // How many iterations this worker has closed.
   uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
   void tick() { clock_.fetch_add(1, std::memory_order_acq_rel); }
+  std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
 
   std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
   Status take_unseen();  // of any object
@@ -109,6 +109,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const uint32_t number_, rank_, world_size_;
   const uint64_t incarnation_ = os::random_u64();
   std::atomic<uint64_t> clock_{0};
+  std::mutex clock_mutex_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Progress>> progress_;
 };

@@ -34,7 +34,7 @@ Status Handle::out_of_sequence(const Call& call, uint32_t index, const Record& r
 }
 
 uint64_t Handle::clock_for_push(const std::vector<uint32_t>& shards, bool closes) {
-  std::lock_guard lock(progress_->mutex);
+  std::lock_guard lock(session_->clock_mutex());
   const uint64_t now = session_->clock();
   if (std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] > now; }))
     session_->tick();

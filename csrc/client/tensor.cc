@@ -138,11 +138,11 @@ Status TensorCall::run(uint32_t part, bool kept) {
       return Status();
     }));
     if (!repeats_.empty() && answers()) read_repeats(index);
-  } else if (newer_than_.empty() || shard.version > newer_than_[index]) {
+  } else if (newer_than_.empty() || shard.version + 1 > newer_than_[index]) {
     tensor.read(spans, n, arrays_);
     changed_.store(true, std::memory_order_relaxed);
   }
-  if (versioned_) versions_[index] = shard.version;
+  if (versioned_) versions_[index] = shard.version + 1;
   return {};
 }
 

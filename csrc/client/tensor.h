@@ -12,7 +12,7 @@
 
 namespace windlass {
 
-// The version of every shard at the time it was read; a shard that was not read has 0.
+// Of every shard, its version when it was read, plus one; a shard that was not read has 0.
 using Versions = std::vector<uint64_t>;
 
 // Which rows a request is about: all, a range, or a list.

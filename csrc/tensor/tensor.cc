@@ -228,9 +228,12 @@ uint64_t Tensor::fingerprint(uint32_t shard) const {
   const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
   const Layout& layout = layout_of(spec_.rule.kind);
   const uint64_t salt = mix_text(name_);
-  uint64_t sum = spec_.dtype == Dtype::kFloat32
-                     ? fingerprint_of(salt, first, reinterpret_cast<const float*>(weights(first)), n)
-                     : fingerprint_of(salt, first, reinterpret_cast<const uint64_t*>(weights(first)), n);
+  uint64_t sum = 0;
+  switch (spec_.dtype) {
+    case Dtype::kFloat64: sum = fingerprint_of(salt, first, reinterpret_cast<const double*>(weights(first)), n); break;
+    case Dtype::kInt64: sum = fingerprint_of(salt, first, reinterpret_cast<const int64_t*>(weights(first)), n); break;
+    default: sum = fingerprint_of(salt, first, reinterpret_cast<const float*>(weights(first)), n); break;
+  }
   for (int v = 0; v < layout.vectors; ++v)
     sum += fingerprint_of(mix_in(salt, static_cast<uint64_t>(v)), first, state_[v] + first, n);
   if (layout.row_scalars != 0) {
