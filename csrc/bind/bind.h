@@ -67,6 +67,20 @@ void finish(const Ref<C>& call, int64_t deadline) {
   raise_if_error(std::move(status));
 }
 
+// The number that a method of the core answers with, which may have to wait for it.
+template <class T>
+uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), double timeout) {
+  const int64_t deadline = deadline_in(timeout);
+  uint64_t value = 0;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (of.*method)(deadline, &value);
+  }
+  raise_if_error(std::move(status));
+  return value;
+}
+
 // Runs f without the GIL where the request is large enough for others to profit.
 template <class F>
 void start(size_t bytes, F f) {

@@ -152,18 +152,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "raise_unseen", [](Session& s) { raise_if_error(s.take_unseen()); }, "Raises the error of a dropped future.")
       .def(
-          "fingerprint",
-          [](Session& s, double timeout) {
-            const int64_t deadline = deadline_in(timeout);
-            uint64_t value = 0;
-            Status status;
-            {
-              nb::gil_scoped_release release;
-              status = s.fingerprint(deadline, &value);
-            }
-            raise_if_error(std::move(status));
-            return value;
-          },
+          "fingerprint", [](Session& s, double timeout) { return ask(s, &Session::fingerprint, timeout); },
           nb::arg("timeout"))
       .def_prop_ro("clock", &Session::clock)
       .def_prop_ro("rank", &Session::rank)

@@ -98,19 +98,6 @@ class Export {
   TableClient::Cursor cursor_;
 };
 
-template <class F>
-uint64_t ask(TableClient& t, double timeout, F f) {
-  const int64_t deadline = deadline_in(timeout);
-  uint64_t value = 0;
-  Status status;
-  {
-    nb::gil_scoped_release release;
-    status = (t.*f)(deadline, &value);
-  }
-  raise_if_error(std::move(status));
-  return value;
-}
-
 nb::tuple unique_keys(const In& array) {
   const Keys keys = to_keys({"", "unique", "keys"}, array);
   std::vector<uint64_t> found(keys.n);
@@ -152,10 +139,10 @@ void bind_table(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
       .def(
-          "rows", [](TableClient& t, double timeout) { return ask(t, timeout, &TableClient::rows); },
+          "rows", [](TableClient& t, double timeout) { return ask(t, &TableClient::rows, timeout); },
           nb::arg("timeout"))
       .def(
-          "fingerprint", [](TableClient& t, double timeout) { return ask(t, timeout, &TableClient::fingerprint); },
+          "fingerprint", [](TableClient& t, double timeout) { return ask(t, &TableClient::fingerprint, timeout); },
           nb::arg("timeout"))
       .def("export", [](std::shared_ptr<TableClient> t) { return std::make_unique<Export>(std::move(t)); });
 }

@@ -147,18 +147,7 @@ void bind_tensor(nb::module_& m) {
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
       .def(
-          "fingerprint",
-          [](TensorClient& t, double timeout) {
-            const int64_t deadline = deadline_in(timeout);
-            uint64_t value = 0;
-            Status status;
-            {
-              nb::gil_scoped_release release;
-              status = t.fingerprint(deadline, &value);
-            }
-            raise_if_error(std::move(status));
-            return value;
-          },
+          "fingerprint", [](TensorClient& t, double timeout) { return ask(t, &TensorClient::fingerprint, timeout); },
           nb::arg("timeout"))
       .def_prop_ro("shards", [](TensorClient& t) { return t.tensor().cut().shards; })
       .def_prop_ro("memory_bytes", [](TensorClient& t) { return t.tensor().bytes(); });

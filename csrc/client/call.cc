@@ -15,36 +15,34 @@ Status check_array(const What& what, const char* role, const Array& array, const
                                           describe_shape(array.shape, array.dims));
 }
 
-Status Call::start(const Array* arrays, size_t n, size_t bytes, How how, int64_t deadline_ns) {
+Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_ns) {
   Engine& engine = session_->engine();
   WL_RETURN_IF_ERROR(engine.enter());
-  bytes_ = bytes;
-  size_t used = 0;
-  for (size_t i = 0; i < n; ++i) {
-    if (arrays[i].data == nullptr || arrays[i].bytes() == 0) continue;
-    lent_[used++] = arrays[i].range();
+  for (const Array* array : {in, out}) {
+    if (array == nullptr || array->bytes() == 0) continue;
+    lent_[n_lent_++] = array->range();
+    bytes_ = std::max(bytes_, array->bytes());
   }
-  if (used != 0) {
-    Status lent = engine.arena().lend(lent_, used, "", &ordinary_);
+  if (n_lent_ != 0) {
+    Status lent = engine.arena().lend(lent_, n_lent_, "", &ordinary_);
     if (!lent.ok()) {
       engine.leave();
       return Status(lent.code(), what() + lent.message());
     }
   }
-  n_lent_ = used;
   if (how == How::kFuture && ordinary_) {
-    if (!engine.reserve_kept(bytes, deadline_ns)) {
+    if (!engine.reserve_kept(bytes_, deadline_ns)) {
       engine.arena().end(lent_, n_lent_);
       engine.leave();
       return Status(Code::kTimeout, what() + ": not begun; " + std::to_string(limits::kKeptBytesMax) +
                                         " bytes of earlier pushes wait for busy shards");
     }
-    kept_bytes_ = bytes;
+    kept_bytes_ = bytes_;
   }
   admitted();
-  Crew* helpers = bytes >= limits::kCrewBytesMin && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
+  Crew* helpers = bytes_ >= limits::kCrewBytesMin && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
   const Ref<Work> self(this);
-  if (how == How::kWait || (!ordinary_ && bytes < limits::kAsyncBytesMin)) {
+  if (how == How::kWait || (!ordinary_ && bytes_ < limits::kAsyncBytesMin)) {
     begin(helpers);
   } else if (!ordinary_) {
     begin_later(&engine.server().crew(), engine.server().threads() > 1);

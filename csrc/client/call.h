@@ -48,9 +48,9 @@ enum class How : uint8_t {
 
 class Call : public Work {
  public:
-  // Starts the request, `bytes` large, on arrays that are checked; lends those that are registered. Only where too
-  // many copies of ordinary arrays are under way does it wait, up to the deadline.
-  Status start(const Array* arrays, size_t n, size_t bytes, How how, int64_t deadline_ns = limits::kNoDeadline);
+  // Starts the request on arrays that are checked, either of which may be missing; lends those that are registered.
+  // Only where too many copies of ordinary arrays are under way does it wait, up to the deadline.
+  Status start(const Array* in, const Array* out, How how, int64_t deadline_ns = limits::kNoDeadline);
   // Waits for a request started with kWait. One that is not done in time fails with kTimeout. A push goes on, with a
   // copy of what it needs of an ordinary array; the answer is lost. A pull is cancelled. Registered arrays stay on loan
   // until the request ends.
@@ -73,14 +73,13 @@ class Call : public Work {
   Session& session() { return *session_; }
 
  private:
-  static constexpr size_t kArraysMax = 3;
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
   const What what_;  // the name is the object's, which a call keeps alive
-  Range lent_[kArraysMax];
+  Range lent_[2];
   size_t n_lent_ = 0;
-  bool ordinary_ = false;  // some array is not registered
-  uint64_t bytes_ = 0;
+  bool ordinary_ = false;                // some array is not registered
+  uint64_t bytes_ = 0;                   // of the larger array
   std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
   std::atomic<bool> answers_{true};
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.

@@ -51,7 +51,7 @@ Status Handle::each_shard(const What& what, uint32_t shards, const std::function
   WL_RETURN_IF_ERROR(session_->engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const Ref<EachShard> call(new EachShard(*this, what, shards, turn, visit, std::move(alive)));
-  WL_RETURN_IF_ERROR(call->start(nullptr, 0, 0, How::kWait));
+  WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait));
   Status status = call->finish(deadline_ns);
   if (status.code() == Code::kTimeout) call->cancel();  // `visit` may refer to the caller's stack
   return status;

@@ -111,14 +111,7 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
     return Status(Code::kResourceExhausted, what.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
-  Array arrays[2];
-  size_t n = 0, bytes = 0;
-  for (const Array* a : {r.in, r.out}) {
-    if (a == nullptr) continue;
-    arrays[n++] = *a;
-    bytes = std::max(bytes, a->bytes());
-  }
-  return call->start(arrays, n, bytes, how, deadline_ns);
+  return call->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {

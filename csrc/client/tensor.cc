@@ -223,14 +223,7 @@ Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out
   WL_RETURN_IF_ERROR(check(r, what));
   const Ref<TensorCall> call(new TensorCall(shared_from_this(), what, r));
   *out = call;
-  Array arrays[2];
-  size_t n = 0, bytes = 0;
-  for (const Array* a : {r.in, r.out}) {
-    if (a == nullptr) continue;
-    arrays[n++] = *a;
-    bytes = std::max(bytes, a->bytes());
-  }
-  return call->start(arrays, n, bytes, how, deadline_ns);
+  return call->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
