@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +191,5 @@ def _grow(rows: int) -> None:
         batch[:] = np.arange(at + 1, at + 1 + BATCH, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         t.pull(batch, out=out)
         peak = max(peak, _resident("RssAnon"))
-    time.sleep(0.05)
     final = _resident("RssAnon") - before
     print(final / rows - 64 - 4, (peak - before) / final)
