@@ -54,7 +54,6 @@ class Work : public Counted {
   ~Work() override = default;
 
   void set_parts(uint32_t n);
-  uint32_t parts() const { return n_; }
   virtual Turn& turn(uint32_t part) = 0;
   // With the turn held. `kept`: keep() has copied the part's input.
   virtual Status run(uint32_t part, bool kept) = 0;

@@ -133,15 +133,6 @@ bool Index::move_one(Pool& pool) {
   return true;
 }
 
-// The smallest hash that lives in bucket b or a later one.
-uint64_t Index::first_hash_of(uint64_t b) const {
-  if (b >= buckets_) return ~uint64_t{0};
-  const uint64_t in_new = lowest_hash(b, buckets_);
-  if (!moving() || b >= old_buckets_) return std::max(in_new, frontier_);
-  const uint64_t in_old = lowest_hash(b, old_buckets_);
-  return in_old < frontier_ ? in_old : std::max(in_new, frontier_);
-}
-
 bool Index::scan(uint64_t from, size_t most, std::vector<Entry>* out) const {
   if (pages_.empty() || most == 0) return false;
   const size_t start = out->size();

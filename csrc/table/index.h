@@ -113,7 +113,6 @@ class Index {
   bool place(Pool& pool, uint64_t hash, uint32_t row);
   bool start_growth(Pool& pool);
   bool move_one(Pool& pool);
-  uint64_t first_hash_of(uint64_t bucket) const;
 
   std::vector<Bucket*> pages_;
   uint64_t size_ = 0;
@@ -124,7 +123,7 @@ class Index {
 
 // In waves: the first looks into every key's home bucket, the next into the bucket behind it for the few that went
 // past theirs, and so on. A bucket is asked for twice before it is looked into: into the second-level cache, which has
-// room for many more requests under way than the first, and then into the first. (Each alone is half as fast.)
+// room for many more requests under way than the first, and then into the first.
 template <class Found>
 void Index::find_all(const Keyed* keyed, size_t n, uint32_t* rows, Found found) const {
   if (pages_.empty()) {

@@ -82,9 +82,6 @@ class Table {
   // Of the rows that were ever updated; rows that were only looked at are the initialiser's and do not count.
   uint64_t fingerprint(uint32_t shard) const;
 
-  // The layout, for benchmarks that loop over it without us.
-  size_t weight_stride() const { return weight_stride_; }
-
  private:
   Table(std::string name, TableSpec spec, TablePools* pools);
   std::byte* slab(const TableShard& s, uint32_t row) const { return s.slabs[row >> slab_shift_]; }
