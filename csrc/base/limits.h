@@ -11,6 +11,7 @@ inline constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 // Objects.
 inline constexpr size_t kNameBytesMax = 256;
+inline constexpr size_t kObjectsMax = 1u << 16;
 inline constexpr size_t kTensorDimsMax = 8;
 inline constexpr uint64_t kTensorElementsMax = uint64_t{1} << 40;
 inline constexpr uint32_t kTableDimMax = 1u << 20;
@@ -36,6 +37,35 @@ inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;  // asynchronous p
 inline constexpr int64_t kNoDeadline = INT64_MAX;
 inline constexpr int64_t kSpinNs = 20'000;  // how long a waiter spins before it blocks
 inline constexpr uint32_t kSessionsMax = 1u << 20;
+
+// The wire. Lengths are checked against these before memory is taken for them.
+inline constexpr size_t kSectionBytes = 64;  // headers, and what everything is padded to
+inline constexpr uint64_t kFrameBytesMax = uint64_t{1} << 42;
+inline constexpr uint32_t kExtensionBytesMax = 4096;
+inline constexpr uint32_t kPartsMax = 1u << 20;
+inline constexpr uint32_t kItemsBytesMax = 1u << 28;
+inline constexpr uint64_t kNumbersBytesMax = uint64_t{1} << 30;
+inline constexpr uint32_t kBodyBytesMax = 1u << 20;  // items of an operation that is about no shard
+inline constexpr size_t kMessageBytesMax = 4096;     // of an error
+inline constexpr uint32_t kServersMax = 4096;
+inline constexpr size_t kAddressBytesMax = 512;
+inline constexpr size_t kAskedMax = 4096;  // requests that one ask names
+
+// Connections.
+inline constexpr size_t kLanes = 2;                                // per worker and server: small requests, bulk
+inline constexpr size_t kBulkBytesMin = size_t{64} << 10;          // from here on a request is bulk
+inline constexpr uint32_t kConnectionsMax = 8192;                  // of a server
+inline constexpr uint32_t kWindowMax = 128;                        // requests without an answer, per server
+inline constexpr uint64_t kParkedBytesMax = uint64_t{64} << 20;    // pushes that wait for earlier ones, per server
+inline constexpr size_t kParkedMax = 1024;                         // the same in number, per shard
+inline constexpr uint64_t kStagingBytesMax = uint64_t{256} << 20;  // large parts on their way, per server
+inline constexpr size_t kKeptAnswersMax = 2 * kWindowMax;          // that cannot be made again, per session and shard
+inline constexpr int kStallMs = 30'000;                            // a peer that stops within a frame is let go
+inline constexpr int kAskMs = 50;                                  // without an answer for so long, a client asks
+inline constexpr int kAskMsMax = 2'000;                            // and then ever less often
+inline constexpr size_t kReadAheadBytes = 16 << 10;
+inline constexpr size_t kChunkBytes = size_t{1} << 20;     // what is prepared for one system call
+inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
 // The arena keeps this much freed memory for the next allocation.
 inline constexpr size_t kArenaCacheBytesMax = size_t{1} << 30;

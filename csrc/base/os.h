@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace windlass::os {
 
@@ -20,6 +21,54 @@ void wake_all(const std::atomic<uint32_t>& word);
 int64_t now_ns();       // monotonic
 uint64_t random_u64();  // from the kernel: for incarnations, never for numbers that must repeat
 int cores();            // that this process may run on
+
+// Sockets that are connected. Python makes them; here they are used and closed.
+struct Piece {  // laid out as the kernel's iovec
+  void* data;
+  size_t bytes;
+};
+inline constexpr long kWouldBlock = 0;  // nothing could be done without waiting
+inline constexpr long kBroken = -1;     // the peer closed, or the connection failed
+
+void set_up_socket(int fd, int stall_ms);  // no delay, and no blocking call longer than that
+bool same_host(int fd);                    // a Unix socket
+std::string failure_of(int fd);            // why a socket is broken, in words
+// At least one byte, or one of the above. `wait`: kWouldBlock only when stall_ms have passed.
+long send_pieces(int fd, const Piece* pieces, size_t n, bool wait);
+long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait);
+// With `wait`, all bytes unless the connection ends or stalls.
+long receive(int fd, void* to, size_t bytes, bool wait);
+void shut_down(int fd);  // wakes who waits on it
+void close_socket(int fd);
+
+// Waits until one of the sockets can be read (or written, where asked), or for timeout_ns. Sets `ready`.
+struct Polled {
+  int fd;
+  bool writing;
+  bool ready;
+};
+void poll(Polled* sockets, size_t n, int64_t timeout_ns);
+
+// A set of sockets that one thread watches; a wake-up from any thread.
+class Watch {
+ public:
+  Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch();
+  void add(int fd, uint64_t tag);  // watched for nothing at first
+  void change(int fd, uint64_t tag, bool reading, bool writing);
+  void remove(int fd);
+  void wake();
+  // The tags of those that are ready; returns how many. A wake-up ends the wait.
+  size_t wait(uint64_t* tags, size_t most, int64_t timeout_ns);
+
+ private:
+  int epoll_, event_;
+};
+
+// Closed in the child of a fork, which must not keep the parent's connections alive.
+void close_after_fork(int fd, bool on);
 
 // Goes up by one in the child of every fork; who remembers another number is a copy made by a fork.
 uint32_t fork_generation();

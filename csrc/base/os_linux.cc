@@ -1,13 +1,26 @@
 #include "base/os.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "base/limits.h"
 
@@ -15,8 +28,33 @@ namespace windlass::os {
 namespace {
 
 std::atomic<uint32_t> g_fork_generation{0};
-[[maybe_unused]] const int g_fork_hook =
-    pthread_atfork(nullptr, nullptr, [] { g_fork_generation.fetch_add(1, std::memory_order_relaxed); });
+
+// The child of a fork may take no lock, so this is a plain array; what does not fit stays open there.
+constexpr size_t kClosedAfterForkMax = 4096;
+std::atomic<int> g_closed_after_fork[kClosedAfterForkMax];  // fd + 1; 0: free
+
+void in_child() {
+  g_fork_generation.fetch_add(1, std::memory_order_relaxed);
+  for (std::atomic<int>& slot : g_closed_after_fork) {
+    if (const int fd = slot.exchange(0, std::memory_order_relaxed); fd != 0) close(fd - 1);
+  }
+}
+[[maybe_unused]] const int g_fork_hook = pthread_atfork(nullptr, nullptr, in_child);
+
+static_assert(sizeof(Piece) == sizeof(iovec) && offsetof(Piece, bytes) == offsetof(iovec, iov_len));
+
+long outcome(ssize_t n) {
+  if (n > 0) return n;
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return kWouldBlock;
+  return kBroken;
+}
+
+msghdr message_of(const Piece* pieces, size_t n) {
+  msghdr m{};
+  m.msg_iov = reinterpret_cast<iovec*>(const_cast<Piece*>(pieces));
+  m.msg_iovlen = n;
+  return m;
+}
 
 constexpr size_t kHuge = limits::kHugePageBytes;
 
@@ -82,6 +120,127 @@ int cores() {
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   const int n = CPU_COUNT(&set);
   return n > 0 ? n : 1;
+}
+
+void set_up_socket(int fd, int stall_ms) {
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  const timeval stall{stall_ms / 1000, stall_ms % 1000 * 1000};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &stall, sizeof stall);
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &stall, sizeof stall);
+  if (same_host(fd)) return;
+  const int on = 1;
+  const unsigned dead_ms = static_cast<unsigned>(stall_ms);
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+}
+
+bool same_host(int fd) {
+  sockaddr_storage name{};
+  socklen_t bytes = sizeof name;
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) == 0 && name.ss_family == AF_UNIX;
+}
+
+std::string failure_of(int fd) {
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error == 0) return "the peer closed the connection";
+  char text[128];
+  return strerror_r(error, text, sizeof text);
+}
+
+long send_pieces(int fd, const Piece* pieces, size_t n, bool wait) {
+  const msghdr m = message_of(pieces, n);
+  return outcome(sendmsg(fd, &m, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT)));
+}
+
+long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait) {
+  msghdr m = message_of(pieces, n);
+  return outcome(recvmsg(fd, &m, wait ? 0 : MSG_DONTWAIT));
+}
+
+long receive(int fd, void* to, size_t bytes, bool wait) {
+  return outcome(recv(fd, to, bytes, wait ? MSG_WAITALL : MSG_DONTWAIT));
+}
+
+void shut_down(int fd) { shutdown(fd, SHUT_RDWR); }
+
+void close_socket(int fd) {
+  close_after_fork(fd, false);
+  close(fd);
+}
+
+void poll(Polled* sockets, size_t n, int64_t timeout_ns) {
+  constexpr size_t kMany = 64;
+  pollfd few[kMany];
+  const size_t used = std::min(n, kMany);
+  for (size_t i = 0; i < used; ++i) {
+    few[i] = {sockets[i].fd, static_cast<short>(POLLIN | (sockets[i].writing ? POLLOUT : 0)), 0};
+  }
+  const int64_t left = std::max<int64_t>(timeout_ns, 0);
+  const timespec ts{left / 1'000'000'000, left % 1'000'000'000};
+  const int ready = ppoll(few, used, &ts, nullptr);
+  for (size_t i = 0; i < n; ++i) sockets[i].ready = i >= used || (ready > 0 && few[i].revents != 0);
+}
+
+Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)), event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  close_after_fork(epoll_, true);
+  close_after_fork(event_, true);
+  epoll_event e{};
+  e.events = EPOLLIN;
+  e.data.u64 = ~uint64_t{0};
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, event_, &e);
+}
+
+Watch::~Watch() {
+  close_socket(event_);
+  close_socket(epoll_);
+}
+
+void Watch::add(int fd, uint64_t tag) {
+  epoll_event e{};
+  e.data.u64 = tag;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &e);
+}
+
+void Watch::change(int fd, uint64_t tag, bool reading, bool writing) {
+  epoll_event e{};
+  e.events = (reading ? EPOLLIN : 0u) | (writing ? EPOLLOUT : 0u);
+  e.data.u64 = tag;
+  if (e.events == 0) e.events = EPOLLET;  // a closed peer would be reported again and again
+  epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &e);
+}
+
+void Watch::remove(int fd) { epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr); }
+
+void Watch::wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(event_, &one, sizeof one);
+}
+
+size_t Watch::wait(uint64_t* tags, size_t most, int64_t timeout_ns) {
+  constexpr size_t kMany = 64;
+  epoll_event events[kMany];
+  const int ms = timeout_ns < 0 ? -1 : static_cast<int>(std::min<int64_t>((timeout_ns + 999'999) / 1'000'000, 1 << 30));
+  const int n = epoll_wait(epoll_, events, static_cast<int>(std::min(most, kMany)), ms);
+  size_t ready = 0;
+  for (int i = 0; i < n; ++i) {
+    if (events[i].data.u64 == ~uint64_t{0}) {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t got = read(event_, &count, sizeof count);
+    } else {
+      tags[ready++] = events[i].data.u64;
+    }
+  }
+  return ready;
+}
+
+void close_after_fork(int fd, bool on) {
+  for (std::atomic<int>& slot : g_closed_after_fork) {
+    int seen = on ? 0 : fd + 1;
+    if (slot.compare_exchange_strong(seen, on ? fd + 1 : 0, std::memory_order_relaxed)) return;
+  }
 }
 
 uint32_t fork_generation() { return g_fork_generation.load(std::memory_order_relaxed); }

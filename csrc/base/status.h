@@ -14,7 +14,7 @@
 
 namespace windlass {
 
-// The order is that of `ERRORS` in windlass/_errors.py; a test compares the two.
+// The order is that of `ERRORS` in windlass/_errors.py; a test compares the two. The numbers travel.
 enum class Code : uint8_t {
   kOk = 0,
   kInvalidArgument,    // a value that can never be right
@@ -27,6 +27,13 @@ enum class Code : uint8_t {
   kResourceExhausted,  // a limit on memory or count was reached
   kNonFinite,          // NaN or infinity where reject_nonfinite was asked for
   kForkedProcess,      // used in the child of a fork
+  kServerLost,         // a server that cannot be reached, or came back without what it held
+  kAccessDenied,       // a token that is missing or wrong
+  kProtocolError,           // bytes that do not follow docs/formats/wire.md
+  kCorrupt,            // a part whose checksum is wrong; the client sends it again
+  kOutOfSequence,      // a push whose predecessors are missing; the client sends again
+  kStaleMap,          // a shard that is elsewhere, or has another term
+  kCancelled,          // the caller took the request back
   kInternal,           // our own bug
 };
 

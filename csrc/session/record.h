@@ -4,19 +4,35 @@
 // Pushes of a session to a shard are numbered 1, 2, 3, ... without gaps. `sequence` is the highest that was applied:
 // a push at or below it is a repeat and is acknowledged again, the next one is applied, one beyond leaves a gap.
 // `clock` is how many iterations the worker has closed here.
+//
+// Most answers can be made again from the shard. Those that cannot (a refusal, a count of rows taken out) are kept for
+// as long as a client may still ask: it has a limited number of requests without an answer.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "base/limits.h"
+#include "base/status.h"
 
 namespace windlass {
 
 enum class Admission : uint8_t { kApply, kRepeat, kGap };
 
 struct Record {
+  // An answer that cannot be made again.
+  struct Kept {
+    uint64_t sequence;
+    Status status;
+    uint64_t value;
+  };
+
   uint64_t sequence = 0;
   uint64_t clock = 0;
+  uint64_t incarnation = 0;  // whose record it is: numbers of sessions that have ended are used again
+  std::unique_ptr<std::vector<Kept>> kept;
 
   Admission admit(uint64_t pushed) const {
     if (pushed <= sequence) return Admission::kRepeat;
@@ -24,14 +40,30 @@ struct Record {
   }
   // A close is idempotent: a repeat of an older one changes nothing.
   void close(uint64_t closed) { clock = std::max(clock, closed); }
+
+  void keep(uint64_t pushed, Status status, uint64_t value) {
+    if (kept == nullptr) kept = std::make_unique<std::vector<Kept>>();
+    if (kept->size() == limits::kKeptAnswersMax) kept->erase(kept->begin());
+    kept->push_back({pushed, std::move(status), value});
+  }
+  const Kept* find(uint64_t pushed) const {
+    if (kept == nullptr) return nullptr;
+    const auto it = std::find_if(kept->begin(), kept->end(), [&](const Kept& k) { return k.sequence == pushed; });
+    return it == kept->end() ? nullptr : &*it;
+  }
 };
 
 // The records of a shard, by the number the server gave the session. Thread safety: the holder of the shard's turn.
 class Records {
  public:
-  Record& of(uint32_t session) {
+  Record& of(uint32_t session, uint64_t incarnation = 0) {
     if (session >= records_.size()) records_.resize(session + 1);
-    return records_[session];
+    Record& record = records_[session];
+    if (record.incarnation != incarnation) {
+      record = {};
+      record.incarnation = incarnation;
+    }
+    return record;
   }
   const Record* find(uint32_t session) const { return session < records_.size() ? &records_[session] : nullptr; }
 

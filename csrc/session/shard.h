@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/turn.h"
+#include "session/parked.h"
 #include "session/record.h"
 
 namespace windlass {
@@ -13,6 +14,7 @@ struct alignas(64) Shard {
   uint64_t version = 0;  // how many pushes were applied
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
   Records records;
+  Parked parked;  // what came before its time
 };
 
 }  // namespace windlass

@@ -77,12 +77,17 @@ Table::~Table() {
   }
 }
 
-Status Table::create(const std::string& name, const TableSpec& spec, TablePools* pools, std::unique_ptr<Table>* out) {
+Status check_spec(const std::string& name, const TableSpec& spec) {
   if (spec.dim == 0 || spec.dim > limits::kTableDimMax) {
     return Status(Code::kInvalidArgument, "table '" + name + "': dim must be between 1 and " +
                                               std::to_string(limits::kTableDimMax) + ", not " +
                                               std::to_string(spec.dim));
   }
+  return {};
+}
+
+Status Table::create(const std::string& name, const TableSpec& spec, TablePools* pools, std::unique_ptr<Table>* out) {
+  WL_RETURN_IF_ERROR(check_spec(name, spec));
   out->reset(new Table(name, spec, pools));
   return {};
 }

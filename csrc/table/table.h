@@ -37,6 +37,7 @@ struct TableSpec {
 };
 
 std::string describe(const TableSpec& spec);
+Status check_spec(const std::string& name, const TableSpec& spec);  // ok when such a table can be
 
 // Where tables take their memory. Index pages have a pool of their own: a search touches only those, and the fewer
 // huge pages they lie on, the fewer of its steps miss the processor's page cache.

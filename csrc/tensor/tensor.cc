@@ -1,6 +1,8 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -67,10 +69,12 @@ std::string describe(const TensorSpec& s) {
          ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ")";
 }
 
-Tensor::Tensor(std::string name, TensorSpec spec, Budget* budget)
+Tensor::Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run)
     : name_(std::move(name)),
       spec_(std::move(spec)),
-      cut_(Cut::of(spec_.elements(), spec_.row(), size_of(spec_.dtype))),
+      cut_(cut),
+      run_{std::min(run.first, cut.shards), std::min(run.end, cut.shards)},
+      first_(cut.first_of(run_.first)),
       budget_(budget) {}
 
 Tensor::~Tensor() {
@@ -78,7 +82,7 @@ Tensor::~Tensor() {
   budget_->refund(bytes_);
 }
 
-Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out) {
+Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
   const Layout& layout = layout_of(spec.rule.kind);
   if (!storable(spec.dtype)) {
     return Status(Code::kInvalidArgument,
@@ -92,6 +96,9 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
   if (spec.dtype != Dtype::kFloat32 && spec.init.kind != InitKind::kZeros && spec.init.kind != InitKind::kConstant) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is for float32; a " +
                                               name_of(spec.dtype) + " tensor starts with Zeros or Constant");
+  }
+  if (spec.dtype == Dtype::kInt64 && spec.init.kind == InitKind::kConstant && !(std::abs(spec.init.a) < 0x1p63)) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is not an int64");
   }
   if (spec.shape.size() > limits::kTensorDimsMax) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': at most " + std::to_string(limits::kTensorDimsMax) +
@@ -110,12 +117,22 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
     }
     elements *= d;
   }
-  std::unique_ptr<Tensor> t(new Tensor(name, spec, budget));
-  if (layout.row_scalars != 0 && !t->cut_.whole_rows) {
+  *cut = Cut::of(elements, spec.row(), size_of(spec.dtype));
+  if (layout.row_scalars != 0 && !cut->whole_rows) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + name_of(spec.rule.kind) +
                                               " needs rows of at most " + std::to_string(limits::kShardBytesMax) +
-                                              " bytes, not " + std::to_string(t->cut_.row * 4));
+                                              " bytes, not " + std::to_string(cut->row * 4));
   }
+  return {};
+}
+
+Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out,
+                      Run run) {
+  Cut cut;
+  WL_RETURN_IF_ERROR(check_spec(name, spec, &cut));
+  std::unique_ptr<Tensor> t(new Tensor(name, spec, cut, budget, run));
+  const Layout& layout = layout_of(spec.rule.kind);
+  const uint64_t elements = t->run_.first < t->run_.end ? cut.end_of(t->run_.end - 1) - t->first_ : 0;
   if (elements == 0) {
     *out = std::move(t);
     return {};
@@ -140,20 +157,21 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
   t->weights_ = t->memory_;
   for (int v = 0; v < layout.vectors; ++v) t->state_[v] = reinterpret_cast<float*>(t->memory_ + vector_at[v]);
   if (layout.row_scalars != 0) t->scalars_ = reinterpret_cast<float*>(t->memory_ + scalars_at);
-  t->shards_ = std::make_unique<Shard[]>(t->cut_.shards);
+  t->shards_ = std::make_unique<Shard[]>(t->run_.end - t->run_.first);
 
   // Fresh memory is zero, so what starts at zero is not touched.
   if (spec.dtype == Dtype::kFloat32) {
     if (spec.init.kind != InitKind::kZeros) {
-      kernels().fill(spec.init, mix_in(mix_text(name), spec.seed), 0, reinterpret_cast<float*>(t->weights_), elements);
+      kernels().fill(spec.init, mix_in(mix_text(name), spec.seed), t->first_, reinterpret_cast<float*>(t->weights_),
+                     elements);
     }
   } else if (spec.init.kind == InitKind::kConstant) {
     for (uint64_t i = 0; i < elements; ++i) {
       if (spec.dtype == Dtype::kFloat64) {
-        std::memcpy(t->weights(i), &spec.init.a, 8);
+        std::memcpy(t->weights(t->first_ + i), &spec.init.a, 8);
       } else {
         const int64_t value = static_cast<int64_t>(spec.init.a);
-        std::memcpy(t->weights(i), &value, 8);
+        std::memcpy(t->weights(t->first_ + i), &value, 8);
       }
     }
   }
@@ -180,7 +198,7 @@ void Tensor::write_out(const Span& span, uint64_t done, uint64_t n, const Arrays
 void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n_spans, const Arrays& arrays) {
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const bool row_rule = rule.layout.row_scalars != 0;
-  const Step step = rule.prepare(hyper, ++shards_[shard].count);
+  const Step step = rule.prepare(hyper, ++this->shard(shard).count);
   auto* const run = spec_.dtype == Dtype::kFloat32   ? rule.dense
                     : spec_.dtype == Dtype::kFloat64 ? rule.dense_f64
                                                      : rule.dense_i64;
@@ -200,8 +218,8 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
       const uint64_t element = span.first + done;
       Dense d;
       d.w = weights(element);
-      for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + element;
-      if (row_rule) d.scalars = scalars_ + element / cut_.row * rule.layout.row_scalars;
+      for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + (element - first_);
+      if (row_rule) d.scalars = scalars_ + (element - first_) / cut_.row * rule.layout.row_scalars;
       d.g = static_cast<const std::byte*>(arrays.in) + (span.at + done) * size_of(arrays.in_dtype);
       if (convert_in) {
         kernels().to_f32(arrays.in_dtype, d.g, converted.get(), n);
@@ -235,12 +253,12 @@ uint64_t Tensor::fingerprint(uint32_t shard) const {
     default: sum = fingerprint_of(salt, first, reinterpret_cast<const float*>(weights(first)), n); break;
   }
   for (int v = 0; v < layout.vectors; ++v)
-    sum += fingerprint_of(mix_in(salt, static_cast<uint64_t>(v)), first, state_[v] + first, n);
+    sum += fingerprint_of(mix_in(salt, static_cast<uint64_t>(v)), first, state_[v] + (first - first_), n);
   if (layout.row_scalars != 0) {
     const uint64_t row = first / cut_.row * layout.row_scalars, rows = n / cut_.row * layout.row_scalars;
-    sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + row, rows);
+    sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + (row - first_ / cut_.row * layout.row_scalars), rows);
   }
-  if (layout.counts) sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard].count, 1);
+  if (layout.counts) sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard - run_.first].count, 1);
   return sum;
 }
 

@@ -1,6 +1,7 @@
 // Tensor: a named dense array in shards, with its rule's state. What a server holds of one.
 //
-// The shards lie in one run, one behind the other, so that a request for all of them is few long passes. Weights and
+// A server holds a run of the tensor's shards: all of them, or its share. They lie one behind the other, so that a
+// request for all of them is few long passes. Weights and
 // each state array start a few cache lines apart from a power-of-two distance; equal distances would put them into
 // the same cache sets and halve the speed.
 //
@@ -55,9 +56,19 @@ struct Arrays {
   bool stream = false;  // outputs bypass the cache
 };
 
+// A run of shards, [first, end).
+struct Run {
+  uint32_t first = 0;
+  uint32_t end = ~0u;
+};
+
+// Ok when such a tensor can be; *cut becomes how it is cut.
+Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut);
+
 class Tensor {
  public:
-  static Status create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out);
+  static Status create(const std::string& name, const TensorSpec& spec, Budget* budget, std::unique_ptr<Tensor>* out,
+                       Run run = {});
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
   ~Tensor();
@@ -65,7 +76,8 @@ class Tensor {
   const std::string& name() const { return name_; }
   const TensorSpec& spec() const { return spec_; }
   const Cut& cut() const { return cut_; }
-  Shard& shard(uint32_t i) { return shards_[i]; }
+  const Run& run() const { return run_; }
+  Shard& shard(uint32_t i) { return shards_[i - run_.first]; }
   uint64_t bytes() const { return bytes_; }
 
   // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there.
@@ -76,13 +88,15 @@ class Tensor {
   uint64_t fingerprint(uint32_t shard) const;
 
  private:
-  Tensor(std::string name, TensorSpec spec, Budget* budget);
+  Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run);
   void write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const;
-  std::byte* weights(uint64_t element) const { return weights_ + element * size_of(spec_.dtype); }
+  std::byte* weights(uint64_t element) const { return weights_ + (element - first_) * size_of(spec_.dtype); }
 
   const std::string name_;
   const TensorSpec spec_;
   const Cut cut_;
+  const Run run_;
+  const uint64_t first_;  // the first element that is held
   Budget* const budget_;
   std::unique_ptr<Shard[]> shards_;
   std::byte* memory_ = nullptr;

@@ -1,0 +1,177 @@
+#include "transport/messages.h"
+
+#include <algorithm>
+
+namespace windlass {
+namespace {
+
+Status malformed(const char* what) { return Status(Code::kProtocolError, std::string(what) + ": the body is malformed"); }
+
+}  // namespace
+
+Status check_name(const char* what, const std::string& name) {
+  if (name.empty() || name.size() > limits::kNameBytesMax) {
+    return Status(Code::kInvalidArgument, std::string(what) + " name must have 1 to " +
+                                              std::to_string(limits::kNameBytesMax) + " bytes, not " +
+                                              std::to_string(name.size()));
+  }
+  if (name.find('/') != std::string::npos) {
+    return Status(Code::kInvalidArgument,
+                  std::string(what) + " name '" + name + "': '/' separates an app from a name; use '.' within names");
+  }
+  return {};
+}
+
+std::string encode(const Hello& h) {
+  wire::Writer w;
+  w.put(h.rank);
+  w.put(h.world_size);
+  w.put(h.lane);
+  w.put_bytes(std::string(3, '\0'));
+  w.put(h.index);
+  w.put(static_cast<uint16_t>(h.servers.size()));
+  w.put(static_cast<uint16_t>(h.app.size()));
+  w.put_bytes(h.app);
+  for (const std::string& s : h.servers) {
+    w.put(static_cast<uint16_t>(s.size()));
+    w.put_bytes(s);
+  }
+  return w.take();
+}
+
+Status decode(const std::string& body, Hello* h) {
+  wire::Reader r(body);
+  h->rank = r.get<uint32_t>();
+  h->world_size = r.get<uint32_t>();
+  h->lane = r.get<uint8_t>();
+  r.get_bytes(3);
+  h->index = r.get<uint32_t>();
+  const size_t servers = r.get<uint16_t>(), app = r.get<uint16_t>();
+  h->app = wire::printable(r.get_bytes(app));
+  if (!r.ok() || servers == 0 || servers > limits::kServersMax || h->index >= servers || h->lane >= limits::kLanes ||
+      h->rank >= h->world_size)
+    return malformed("hello");
+  for (size_t i = 0; i < servers && r.ok(); ++i) {
+    const size_t bytes = r.get<uint16_t>();
+    if (bytes > limits::kAddressBytesMax) return malformed("hello");
+    h->servers.push_back(wire::printable(r.get_bytes(bytes)));
+  }
+  if (!r.at_end()) return malformed("hello");
+  return check_name("app", h->app);
+}
+
+std::string encode(const Welcome& welcome) {
+  wire::Writer w;
+  w.put(welcome.incarnation);
+  w.put(welcome.app);
+  w.put(uint32_t{0});
+  return w.take();
+}
+
+Status decode(const std::string& body, Welcome* welcome) {
+  wire::Reader r(body);
+  welcome->incarnation = r.get<uint64_t>();
+  welcome->app = r.get<uint32_t>();
+  r.get<uint32_t>();
+  return r.at_end() ? Status() : malformed("answer to hello");
+}
+
+Status ObjectSpec::shards(uint32_t* out) const {
+  *out = limits::kTableShards;
+  if (is_table) return check_spec(own_name(), table);
+  Cut cut;
+  WL_RETURN_IF_ERROR(check_spec(own_name(), tensor, &cut));
+  *out = cut.shards;
+  return {};
+}
+
+void encode(const ObjectSpec& s, wire::Writer* w) {
+  const RuleSpec& rule = s.is_table ? s.table.rule : s.tensor.rule;
+  const Init& init = s.is_table ? s.table.init : s.tensor.init;
+  w->put(static_cast<uint8_t>(s.is_table));
+  w->put(s.is_table ? Dtype::kFloat32 : s.tensor.dtype);
+  w->put(rule.kind);
+  w->put(init.kind);
+  w->put(static_cast<uint8_t>(s.is_table ? s.table.reject_nonfinite : s.tensor.reject_nonfinite));
+  w->put(static_cast<uint8_t>(s.is_table ? 0 : s.tensor.shape.size()));
+  w->put(static_cast<uint16_t>(s.name.size()));
+  w->put(s.is_table ? s.table.dim : uint32_t{0});
+  w->put(rule.initial_state);
+  w->put(init.a);
+  w->put(init.b);
+  w->put(s.is_table ? s.table.seed : s.tensor.seed);
+  if (!s.is_table) {
+    for (const uint64_t d : s.tensor.shape) w->put(d);
+  }
+  w->put_bytes(s.name);
+}
+
+Status decode(wire::Reader* r, ObjectSpec* s) {
+  const auto kind = r->get<uint8_t>(), dtype = r->get<uint8_t>(), rule = r->get<uint8_t>(), init = r->get<uint8_t>();
+  const auto reject = r->get<uint8_t>(), dims = r->get<uint8_t>();
+  const size_t name = r->get<uint16_t>();
+  const auto dim = r->get<uint32_t>();
+  const auto initial_state = r->get<float>();
+  const auto a = r->get<double>(), b = r->get<double>();
+  const auto seed = r->get<uint64_t>();
+  if (!r->ok() || kind > 1 || dtype > static_cast<uint8_t>(Dtype::kFloat16) || reject > 1 ||
+      rule >= static_cast<uint8_t>(RuleKind::kCount) || init > static_cast<uint8_t>(InitKind::kNormal) ||
+      dims > limits::kTensorDimsMax)
+    return malformed("spec");
+  s->is_table = kind == 1;
+  const RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
+  const Init init_spec{static_cast<InitKind>(init), a, b};
+  std::vector<uint64_t> shape(dims);
+  for (uint64_t& d : shape) d = r->get<uint64_t>();
+  if (s->is_table) {
+    s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1};
+  } else {
+    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1};
+  }
+  s->name = wire::printable(r->get_bytes(name));
+  const size_t slash = s->name.find('/');
+  if (!r->ok() || slash == std::string::npos) return malformed("spec");
+  WL_RETURN_IF_ERROR(check_name("app", s->name.substr(0, slash)));
+  return check_name(s->is_table ? "table" : "tensor", s->own_name());
+}
+
+const Map::Owned& Map::run_of(uint32_t shard) const {
+  const auto after =
+      std::upper_bound(runs.begin(), runs.end(), shard, [](uint32_t s, const Owned& run) { return s < run.first; });
+  return *(after - 1);
+}
+
+Run Map::run_of_server(uint32_t server, uint32_t shards) const {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (runs[i].server == server) return {runs[i].first, i + 1 < runs.size() ? runs[i + 1].first : shards};
+  }
+  return {0, 0};
+}
+
+Status Map::check(uint32_t shards, uint32_t servers) const {
+  bool right = runs.size() <= servers && (shards == 0 ? runs.empty() : !runs.empty() && runs[0].first == 0);
+  std::vector<bool> seen(servers);
+  for (size_t i = 0; right && i < runs.size(); ++i) {
+    right = runs[i].server < servers && runs[i].first < shards && (i == 0 || runs[i].first > runs[i - 1].first) &&
+            !seen[runs[i].server];
+    if (right) seen[runs[i].server] = true;
+  }
+  return right ? Status() : malformed("map");
+}
+
+void encode(const Map& map, wire::Writer* w) {
+  w->put(map.object);
+  w->put(static_cast<uint32_t>(map.runs.size()));
+  for (const Map::Owned& run : map.runs) w->put(run);
+}
+
+Status decode(wire::Reader* r, Map* map) {
+  map->object = r->get<uint32_t>();
+  const auto runs = r->get<uint32_t>();
+  if (!r->ok() || runs > limits::kServersMax) return malformed("map");
+  map->runs.clear();
+  for (uint32_t i = 0; i < runs && r->ok(); ++i) map->runs.push_back(r->get<Map::Owned>());
+  return r->ok() ? Status() : malformed("map");
+}
+
+}  // namespace windlass

@@ -1,0 +1,75 @@
+// Messages: the bodies of operations that are about no shard (docs/formats/wire.md), and what they speak of.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "table/table.h"
+#include "tensor/tensor.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+// What a client says of itself on each of its connections.
+struct Hello {
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint8_t lane = 0;
+  uint32_t index = 0;  // of this server in the list
+  std::string app;
+  std::vector<std::string> servers;
+};
+std::string encode(const Hello& hello);
+Status decode(const std::string& body, Hello* hello);
+
+struct Welcome {
+  uint64_t incarnation = 0;  // of the server
+  uint32_t app = 0;          // the number it gave the app
+};
+std::string encode(const Welcome& welcome);
+Status decode(const std::string& body, Welcome* welcome);
+
+// An object of either kind: its full name, app/name, and its spec.
+struct ObjectSpec {
+  std::string name;
+  bool is_table = false;
+  TensorSpec tensor;
+  TableSpec table;
+
+  std::string describe() const { return is_table ? windlass::describe(table) : windlass::describe(tensor); }
+  std::string own_name() const { return name.substr(name.find('/') + 1); }
+  // How many shards it is cut into; refuses what can never be.
+  Status shards(uint32_t* out) const;
+  friend bool operator==(const ObjectSpec& a, const ObjectSpec& b) {
+    return a.name == b.name && a.is_table == b.is_table && (a.is_table ? a.table == b.table : a.tensor == b.tensor);
+  }
+};
+void encode(const ObjectSpec& spec, wire::Writer* to);
+Status decode(wire::Reader* from, ObjectSpec* spec);
+
+// Which server owns which shard, and since which term.
+struct Map {
+  struct Owned {
+    uint32_t first;   // shard; up to the next run's
+    uint32_t server;  // its index in the list
+    uint32_t term;
+    friend bool operator==(const Owned&, const Owned&) = default;
+  };
+  uint32_t object = 0;
+  std::vector<Owned> runs;
+  friend bool operator==(const Map&, const Map&) = default;
+
+  const Owned& run_of(uint32_t shard) const;
+  // The shards of one server: one run, or an empty one.
+  Run run_of_server(uint32_t server, uint32_t shards) const;
+  // Ok when the runs cover all shards in order, each server with one run at most.
+  Status check(uint32_t shards, uint32_t servers) const;
+};
+void encode(const Map& map, wire::Writer* to);
+Status decode(wire::Reader* from, Map* map);
+
+Status check_name(const char* what, const std::string& name);
+
+}  // namespace windlass

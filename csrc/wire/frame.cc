@@ -1,0 +1,145 @@
+#include "wire/frame.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+
+namespace windlass::wire {
+namespace {
+
+constexpr size_t kSummedBytes = limits::kSectionBytes - sizeof(uint32_t);
+
+Status broken(const std::string& what) { return Status(Code::kProtocolError, what); }
+
+Status expected(const char* field, uint64_t want, uint64_t saw) {
+  return broken(std::string(field) + " " + std::to_string(saw) + ", expected " + std::to_string(want));
+}
+
+Status at_most(const char* field, uint64_t most, uint64_t saw) {
+  return broken(std::string(field) + " " + std::to_string(saw) + ", at most " + std::to_string(most));
+}
+
+template <class T>
+void encode_section(T section, std::byte* to) {
+  section.crc = crc32c(&section, kSummedBytes);
+  std::memcpy(to, &section, sizeof section);
+}
+
+}  // namespace
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::kHello: return "hello";
+    case Op::kGoodbye: return "goodbye";
+    case Op::kAsk: return "ask";
+    case Op::kOpen: return "open";
+    case Op::kAttach: return "attach";
+    case Op::kList: return "list";
+    case Op::kPush: return "push";
+    case Op::kPull: return "pull";
+    case Op::kPushPull: return "push_pull";
+    case Op::kErase: return "delete";
+    case Op::kRows: return "len";
+    case Op::kFingerprint: return "fingerprint";
+    case Op::kScan: return "export";
+  }
+  return "?";
+}
+
+void encode(const Header& header, std::byte* to) { encode_section(header, to); }
+void encode(const Part& part, std::byte* to) { encode_section(part, to); }
+
+Status decode(const std::byte* from, Header* out) {
+  Header h;
+  std::memcpy(&h, from, sizeof h);
+  if (h.magic != kMagic) return expected("frame: magic", kMagic, h.magic);
+  if (const uint32_t crc = crc32c(&h, kSummedBytes); crc != h.crc)
+    return expected("frame: header checksum", crc, h.crc);
+  if (h.version != kVersion) return expected("frame: version", kVersion, h.version);
+  const uint8_t op = h.op & static_cast<uint8_t>(~kAnswer);
+  if (op == 0 || op > kOpMax) return at_most("frame: operation", kOpMax, op);
+  if (h.length > limits::kFrameBytesMax) return at_most("frame: length", limits::kFrameBytesMax, h.length);
+  if (h.length % limits::kSectionBytes != 0)
+    return broken("frame: length " + std::to_string(h.length) + " is no multiple of 64");
+  if (h.extension_bytes > limits::kExtensionBytesMax)
+    return at_most("frame: extension bytes", limits::kExtensionBytesMax, h.extension_bytes);
+  if (h.extension_bytes % limits::kSectionBytes != 0)
+    return broken("frame: extension bytes " + std::to_string(h.extension_bytes) + " are no multiple of 64");
+  if (h.parts > limits::kPartsMax) return at_most("frame: parts", limits::kPartsMax, h.parts);
+  const uint64_t least = h.extension_bytes + uint64_t{h.parts} * limits::kSectionBytes;
+  if (h.length < least) return broken("frame: length " + std::to_string(h.length) + " is too short for its parts");
+  if (h.dtype_in > static_cast<uint8_t>(Dtype::kFloat16) || h.dtype_out > static_cast<uint8_t>(Dtype::kFloat16))
+    return at_most("frame: dtype", static_cast<uint8_t>(Dtype::kFloat16), std::max(h.dtype_in, h.dtype_out));
+  *out = h;
+  return {};
+}
+
+Status decode(const std::byte* from, Part* out) {
+  Part p;
+  std::memcpy(&p, from, sizeof p);
+  if (const uint32_t crc = crc32c(&p, kSummedBytes); crc != p.crc) return expected("part: checksum", crc, p.crc);
+  if (p.items_bytes > limits::kItemsBytesMax)
+    return at_most("part: items bytes", limits::kItemsBytesMax, p.items_bytes);
+  if (p.numbers_bytes > limits::kNumbersBytesMax)
+    return at_most("part: numbers bytes", limits::kNumbersBytesMax, p.numbers_bytes);
+  *out = p;
+  return {};
+}
+
+void write_hyper(const double* values, size_t n, std::vector<std::byte>* to) {
+  const uint16_t head[2] = {kHyperExtension, static_cast<uint16_t>(n * sizeof(double))};
+  to->assign(padded(8 + n * sizeof(double)), std::byte{0});
+  std::memcpy(to->data(), head, sizeof head);
+  std::memcpy(to->data() + 8, values, n * sizeof(double));
+}
+
+Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n) {
+  *n = 0;
+  for (size_t at = 0; at + 8 <= bytes;) {
+    uint16_t head[2];
+    std::memcpy(head, from + at, sizeof head);
+    const auto [type, length] = head;
+    if (type == 0) return {};
+    at += 8;
+    if (length > bytes - at) return broken("extension " + std::to_string(type) + ": longer than the list");
+    if (type == kHyperExtension) {
+      if (length % sizeof(double) != 0 || length > limits::kRuleHyperMax * sizeof(double))
+        return at_most("extension 1: bytes of hyperparameters", limits::kRuleHyperMax * sizeof(double), length);
+      std::memcpy(hyper, from + at, length);
+      *n = length / sizeof(double);
+    } else if ((type & kMustUnderstand) != 0) {
+      return broken("extension " + std::to_string(type) + " must be understood and is not");
+    }
+    at += (length + size_t{7}) & ~size_t{7};
+  }
+  return {};
+}
+
+std::string printable(const std::string& text) {
+  std::string out = text.substr(0, limits::kMessageBytesMax);
+  for (size_t i = 0; i < out.size();) {
+    const auto lead = static_cast<unsigned char>(out[i]);
+    if (lead < 0x80) {
+      if ((lead < 0x20 && lead != '\n') || lead == 0x7F) out[i] = '?';
+      ++i;
+      continue;
+    }
+    // A letter of UTF-8: two to four bytes, written no longer than it must be, and a code point that exists.
+    const size_t n = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+    uint32_t point = lead & (0xFFu >> (n + 1));
+    bool fits = lead >= 0xC2 && lead <= 0xF4 && i + n <= out.size();
+    for (size_t k = 1; fits && k < n; ++k) {
+      const auto next = static_cast<unsigned char>(out[i + k]);
+      fits = (next & 0xC0) == 0x80;
+      point = point << 6 | (next & 0x3Fu);
+    }
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    fits = fits && point >= kLeast[n] && point <= 0x10FFFF && (point < 0xD800 || point > 0xDFFF);
+    if (!fits) out[i] = '?';
+    i += fits ? n : 1;
+  }
+  return out;
+}
+
+}  // namespace windlass::wire
