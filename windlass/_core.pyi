@@ -66,6 +66,10 @@ class Engine:
 
     def __init__(self, threads: int, memory_bytes_max: int) -> None: ...
 
+    @staticmethod
+    def on(links: Links, arena_of: Engine | None) -> Engine:
+        """On servers elsewhere."""
+
     def empty(self, shape: Sequence[int], dtype: Dtype) -> NDArray:
         """A registered array, not zeroed."""
 
@@ -81,6 +85,9 @@ class Engine:
 
     @property
     def forked(self) -> bool: ...
+
+    @property
+    def remote(self) -> bool: ...
 
     @property
     def threads(self) -> int: ...
@@ -117,6 +124,8 @@ class Future:
 
     def done(self) -> bool: ...
 
+    def cancel(self) -> bool: ...
+
     def wait(self, timeout: float) -> None: ...
 
 class Hold:
@@ -140,7 +149,7 @@ class Version:
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
 
     def call_now(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> None:
         """
@@ -158,7 +167,7 @@ class Tensor:
     def shards(self) -> int: ...
 
     @property
-    def memory_bytes(self) -> int: ...
+    def remote(self) -> bool: ...
 
 def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)]) -> tuple:
     """Each key once, as uint64, and for every key its place there."""
@@ -171,7 +180,7 @@ class Export:
 class Table:
     """A session's handle on a table."""
 
-    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool) -> None: ...
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
 
     def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> None:
         """
@@ -189,6 +198,56 @@ class Table:
 
     def export(self) -> Export: ...
 
+class Host:
+    """The native part of a server process."""
+
+    def __init__(self, threads: int, memory_bytes_max: int) -> None: ...
+
+    def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
+        """Takes an authenticated socket, also when it raises."""
+
+    def close(self, timeout: float) -> None: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
+    @property
+    def lanes(self) -> int: ...
+
+    @property
+    def sessions(self) -> int: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+class Links:
+    """A client's connections to its servers. Python makes them."""
+
+    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int) -> None: ...
+
+    def need_dial(self) -> tuple[int, int] | None:
+        """
+        Waits for a connection to be wanted: (server, lane); None when the links are closed.
+        """
+
+    def attach(self, server: int, lane: int, fd: int) -> None:
+        """Takes an authenticated socket."""
+
+    def lost(self, server: int, code: int, message: str) -> None:
+        """
+        The server is out of reach for good: everything on its way there fails.
+        """
+
+    def trouble(self, server: int, why: str) -> None:
+        """Why it cannot be reached at the moment."""
+
+    def wait_ready(self, timeout: float) -> None: ...
+
+    def stop(self) -> None: ...
+
+    @property
+    def incarnation(self) -> int: ...
+
 def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
 
 def limit_fused_adam(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], m: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
@@ -196,3 +255,15 @@ def limit_fused_adam(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), or
 def limit_gather(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], stream: bool, repeats: int) -> float: ...
 
 def limit_row_adagrad(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> float: ...
+
+def limit_wire_serve(fd: int) -> None:
+    """
+    The other end of the limits below, in a process of its own, until the socket is closed.
+    """
+
+def limit_wire_push(fd: int, g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], repeats: int) -> float: ...
+
+def limit_wire_pull(fd: int, request_bytes: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], repeats: int) -> float: ...
+
+def limit_wire_round_trips(fd: int, bytes: int, count: int, spinning: bool, pause: float) -> float:
+    """Median seconds of a round trip, each after a pause in seconds."""

@@ -111,6 +111,7 @@ class Future {
     }
     raise_if_error(std::move(status));
   }
+  bool cancel() { return call_->take_back(); }
   Call& call() { return *call_; }
 
  private:
@@ -121,5 +122,8 @@ void bind_engine(nb::module_& m);
 void bind_tensor(nb::module_& m);
 void bind_table(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_bench_wire(nb::module_& m);
+void bind_host(nb::module_& m);
+void bind_links(nb::module_& m);
 
 }  // namespace windlass::bind

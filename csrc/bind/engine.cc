@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bind/bind.h"
+#include "client/links.h"
 #include "client/table.h"
 #include "client/tensor.h"
 
@@ -115,6 +116,12 @@ void bind_engine(nb::module_& m) {
              return std::make_shared<Engine>(threads, memory_bytes_max);
            }),
            nb::arg("threads"), nb::arg("memory_bytes_max"))
+      .def_static(
+          "on",
+          [](std::shared_ptr<Links> links, const std::shared_ptr<Engine>& arena_of) {
+            return std::make_shared<Engine>(std::move(links), arena_of);
+          },
+          nb::arg("links"), nb::arg("arena_of").none(), "On servers elsewhere.")
       .def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "A registered array, not zeroed.")
       .def(
           "registered",
@@ -138,8 +145,9 @@ void bind_engine(nb::module_& m) {
           "check", [](Engine& e) { raise_if_error(e.usable()); }, "Raises unless the engine can be used.")
       .def_prop_ro("closed", &Engine::closed)
       .def_prop_ro("forked", &Engine::forked)
-      .def_prop_ro("threads", [](Engine& e) { return e.server().threads(); })
-      .def_prop_ro("memory_bytes", [](Engine& e) { return e.server().memory_bytes(); });
+      .def_prop_ro("remote", [](Engine& e) { return e.links() != nullptr; })
+      .def_prop_ro("threads", [](Engine& e) { return e.links() != nullptr ? 0 : e.server().threads(); })
+      .def_prop_ro("memory_bytes", [](Engine& e) { return e.links() != nullptr ? 0 : e.server().memory_bytes(); });
 
   nb::class_<Session>(m, "Session", "One worker on an engine.")
       .def(nb::new_([](std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size) {
@@ -161,20 +169,21 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<Future>(m, "Future", "A request under way.")
       .def("done", &Future::done)
+      .def("cancel", &Future::cancel, nb::call_guard<nb::gil_scoped_release>())
       .def("wait", &Future::wait, nb::arg("timeout"));
 
   nb::class_<Hold>(m, "Hold", "Keeps the turn of a shard, for tests.").def("release", &Hold::release);
   m.def(
       "hold_tensor",
       [](const std::shared_ptr<TensorClient>& t, uint32_t shard) {
-        if (shard >= t->tensor().cut().shards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
+        if (t->remote() || shard >= t->cut().shards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
         return std::make_unique<Hold>(t->session().shared_engine(), t, &t->tensor().shard(shard).turn);
       },
       nb::arg("tensor"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>());
   m.def(
       "hold_table",
       [](const std::shared_ptr<TableClient>& t, uint32_t shard) {
-        if (shard >= limits::kTableShards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
+        if (t->remote() || shard >= limits::kTableShards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
         return std::make_unique<Hold>(t->session().shared_engine(), t, &t->table().shard(shard).turn);
       },
       nb::arg("table"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>());

@@ -35,5 +35,8 @@ NB_MODULE(_core, m) {
   windlass::bind::bind_engine(m);
   windlass::bind::bind_tensor(m);
   windlass::bind::bind_table(m);
+  windlass::bind::bind_host(m);
+  windlass::bind::bind_links(m);
   windlass::bind::bind_bench(m);
+  windlass::bind::bind_bench_wire(m);
 }

@@ -19,9 +19,9 @@ struct Prepared {
 
 void prepare(TableClient& t, Prepared* p, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
              nb::handle hyper, bool create) {
-  const std::string& name = t.table().name();
+  const std::string& name = t.name();
   p->request.keys = to_keys({"table", name, "keys"}, keys);
-  p->bytes = p->request.keys.n * t.table().spec().dim * sizeof(float);
+  p->bytes = p->request.keys.n * t.spec().dim * sizeof(float);
   if (grads) {
     p->in = to_array({"table", name, "gradients"}, *grads);
     p->request.in = &p->in;
@@ -41,7 +41,7 @@ void call_now(TableClient& t, const In& keys, const std::optional<In>& grads, co
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
   Ref<TableCall> call;
-  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
   finish(call, deadline);
 }
 
@@ -51,7 +51,7 @@ std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::op
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
   Ref<TableCall> call;
-  const bool may_wait = t.session().engine().would_wait(p.bytes);
+  const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
   return std::make_unique<Future>(call);
 }
@@ -59,10 +59,10 @@ std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::op
 uint64_t erase(TableClient& t, const In& keys, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   TableRequest request;
-  request.keys = to_keys({"table", t.table().name(), "keys"}, keys);
+  request.keys = to_keys({"table", t.name(), "keys"}, keys);
   request.erase = true;
   Ref<TableCall> call;
-  start(request.keys.n * 64, [&] { return t.start(request, How::kWait, &call); });
+  start(t.remote() ? SIZE_MAX : request.keys.n * 64, [&] { return t.start(request, How::kWait, &call, deadline); });
   finish(call, deadline);
   return call->erased();
 }
@@ -89,7 +89,7 @@ class Export {
       status = table_->scan(&cursor_, most, deadline, &keys, &weights);
     }
     raise_if_error(std::move(status));
-    const size_t n = keys.size(), dim = table_->table().spec().dim;
+    const size_t n = keys.size(), dim = table_->spec().dim;
     return nb::make_tuple(to_numpy(std::move(keys), {n}), to_numpy(std::move(weights), {n, dim}));
   }
 
@@ -123,15 +123,22 @@ void bind_table(nb::module_& m) {
 
   nb::class_<TableClient>(m, "Table", "A session's handle on a table.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, uint32_t dim, RuleKind rule,
-                       float initial_state, InitKind init, double a, double b, uint64_t seed, bool reject_nonfinite) {
+                       float initial_state, InitKind init, double a, double b, uint64_t seed, bool reject_nonfinite,
+                       double timeout) {
+             const int64_t deadline = deadline_in(timeout);
+             const TableSpec spec{dim, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite};
              std::shared_ptr<TableClient> client;
-             raise_if_error(TableClient::open(
-                 std::move(session), name, TableSpec{dim, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite},
-                 &client));
+             Status status;
+             {
+               nb::gil_scoped_release release;
+               status = TableClient::open(std::move(session), name, spec, &client, deadline);
+             }
+             raise_if_error(std::move(status));
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("dim"), nb::arg("rule"), nb::arg("initial_state"),
-           nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"))
+           nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"),
+           nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
            nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")

@@ -47,7 +47,7 @@ struct Prepared {
 // Fills `p`, whose request points into it.
 void prepare(TensorClient& t, Prepared* p, const std::optional<In>& grad, const std::optional<Out>& out,
              nb::handle rows, nb::handle hyper) {
-  const std::string& name = t.tensor().name();
+  const std::string& name = t.name();
   if (grad) {
     p->in = to_array({"tensor", name, "gradient"}, *grad);
     p->request.in = &p->in;
@@ -69,7 +69,7 @@ void call_now(TensorClient& t, const std::optional<In>& grad, const std::optiona
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
   Ref<TensorCall> call;
-  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
   finish(call, deadline);
 }
 
@@ -79,7 +79,7 @@ std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& gra
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
   Ref<TensorCall> call;
-  const bool may_wait = t.session().engine().would_wait(p.bytes);
+  const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
   return std::make_unique<Future>(call);
 }
@@ -91,8 +91,8 @@ std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle 
   prepare(t, &p, std::nullopt, out, rows, nb::none());
   p.request.versioned = true;
   if (newer_than != nullptr) {
-    const std::string& name = t.tensor().name();
-    if (newer_than->tensor != name || newer_than->of.size() != t.tensor().cut().shards) {
+    const std::string& name = t.name();
+    if (newer_than->tensor != name || newer_than->of.size() != t.cut().shards) {
       throw StatusError{
           Status(Code::kInvalidArgument,
                  "pull of tensor '" + name + "': newer_than is a version of tensor '" + newer_than->tensor + "'")};
@@ -100,9 +100,9 @@ std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle 
     p.request.newer_than = &newer_than->of;
   }
   Ref<TensorCall> call;
-  start(p.bytes, [&] { return t.start(p.request, How::kWait, &call); });
+  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
   finish(call, deadline);
-  return {Version{t.tensor().name(), call->versions()}, call->changed()};
+  return {Version{t.name(), call->versions()}, call->changed()};
 }
 
 }  // namespace
@@ -125,20 +125,21 @@ void bind_tensor(nb::module_& m) {
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
                        Dtype dtype, RuleKind rule, float initial_state, InitKind init, double a, double b,
-                       uint64_t seed, bool reject_nonfinite) {
+                       uint64_t seed, bool reject_nonfinite, double timeout) {
+             const int64_t deadline = deadline_in(timeout);
              TensorSpec spec{shape, dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite};
              std::shared_ptr<TensorClient> client;
              Status status;
              {
                nb::gil_scoped_release release;
-               status = TensorClient::open(std::move(session), name, spec, &client);
+               status = TensorClient::open(std::move(session), name, spec, &client, deadline);
              }
              raise_if_error(std::move(status));
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"),
            nb::arg("initial_state"), nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
-           nb::arg("reject_nonfinite"))
+           nb::arg("reject_nonfinite"), nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
@@ -149,8 +150,8 @@ void bind_tensor(nb::module_& m) {
       .def(
           "fingerprint", [](TensorClient& t, double timeout) { return ask(t, &TensorClient::fingerprint, timeout); },
           nb::arg("timeout"))
-      .def_prop_ro("shards", [](TensorClient& t) { return t.tensor().cut().shards; })
-      .def_prop_ro("memory_bytes", [](TensorClient& t) { return t.tensor().bytes(); });
+      .def_prop_ro("shards", [](TensorClient& t) { return t.cut().shards; })
+      .def_prop_ro("remote", [](TensorClient& t) { return t.remote(); });
 }
 
 }  // namespace windlass::bind

@@ -39,6 +39,17 @@ Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_
     }
     kept_bytes_ = bytes_;
   }
+  Status launched = launch(how, deadline_ns);
+  if (!launched.ok()) {
+    engine.arena().end(lent_, n_lent_);
+    release_kept();
+    engine.leave();
+  }
+  return launched;
+}
+
+Status Call::launch(How how, int64_t) {
+  Engine& engine = session_->engine();
   admitted();
   Crew* helpers = bytes_ >= limits::kCrewBytesMin && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
   const Ref<Work> self(this);
@@ -57,15 +68,16 @@ Status Call::finish(int64_t deadline_ns) {
   if (status.code() != Code::kTimeout) return status;
   drop();
   if (ordinary_) answers_ = false;
-  const bool goes_on = pushes() && (!ordinary_ || session_->engine().reserve_kept(bytes_, 0));
+  const bool has_room = pushes() && ordinary_ && session_->engine().reserve_kept(bytes_, 0);
+  const bool goes_on = pushes() && (!ordinary_ || has_room || always_goes_on());
+  if (has_room) kept_bytes_ = bytes_;
   if (ordinary_ && goes_on) {
-    kept_bytes_ = bytes_;
     if ((bits_ & kFinished) != 0) release_kept();  // too late for finished() to do it
     let_go();
   } else if (ordinary_) {
     cancel();
   }
-  return Status(Code::kTimeout, what() + ": not done in time" +
+  return Status(Code::kTimeout, what() + ": not done in time" + where() +
                                     (goes_on    ? "; the push goes on"
                                      : pushes() ? "; shards that were busy never got it"
                                                 : ""));
@@ -74,10 +86,28 @@ Status Call::finish(int64_t deadline_ns) {
 Status Call::wait(int64_t deadline_ns) {
   if (session_->engine().forked()) return session_->engine().usable();
   if (!wait_until(deadline_ns))
-    return Status(Code::kTimeout, what() + ": not done in time; it goes on and can be waited for again");
+    return Status(Code::kTimeout, what() + ": not done in time" + where() + "; it goes on and can be waited for again");
   bits_.fetch_or(kSeen, std::memory_order_acq_rel);
-  return status();
+  const Status s = status();
+  // What a server says names the shard; the request is ours to name.
+  if (s.ok() || s.message().compare(0, what().size(), what()) == 0) return s;
+  return Status(s.code(), what() + ": " + s.message());
 }
+
+std::string Call::where() const {
+  const std::string at = stuck();
+  return at.empty() ? at : "; " + at;
+}
+
+bool Call::take_back() {
+  if (done()) return false;
+  bool any = false;
+  const bool all = take_back(&any);
+  if (any) fail(Status(Code::kCancelled, what() + ": cancelled"));
+  return all;
+}
+
+bool Call::take_back(bool* any) { return cancel_queued(any); }
 
 void Call::mark(Bit bit, uint8_t other) {
   const uint8_t before = bits_.fetch_or(bit);

@@ -59,15 +59,24 @@ class Call : public Work {
   Status wait(int64_t deadline_ns);
   // The future is gone: an error from now on is for the next caller.
   void drop();
+  // Takes back what has not been begun; true when that was all of it. Something taken back ends with kCancelled.
+  bool take_back();
 
   std::string what() const { return what_.text(); }
 
  protected:
   Call(std::shared_ptr<Session> session, std::shared_ptr<Progress> progress, What what)
       : session_(std::move(session)), progress_(std::move(progress)), what_(what) {}
+  // Sends the request on its way, arrays lent and copies reserved. Here: to the server inside the process.
+  virtual Status launch(How how, int64_t deadline_ns);
   virtual void admitted() {}  // once, when nothing can refuse the request any more and before its first part runs
   virtual bool pushes() const { return false; }
-  bool answers() const { return answers_; }  // false: nobody waits for the output any more
+  virtual bool take_back(bool* any);  // what has not been begun: whether that was all, whether it was anything
+  virtual std::string stuck() const { return ""; }       // where a request that is late is
+  virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are
+  bool answers() const { return answers_; }              // false: nobody waits for the output any more
+  bool ordinary() const { return ordinary_; }            // some array is not registered
+  uint64_t bytes() const { return bytes_; }              // of the larger array
   void finished() override;
   void over() override;
   Session& session() { return *session_; }
@@ -84,6 +93,7 @@ class Call : public Work {
   std::atomic<bool> answers_{true};
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
   enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
+  std::string where() const;
   void mark(Bit bit, uint8_t other);
   void release_kept();
   std::atomic<uint8_t> bits_{0};

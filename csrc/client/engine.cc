@@ -1,18 +1,28 @@
 #include "client/engine.h"
 
+#include "client/links.h"
+#include "client/remote.h"
 #include "client/table.h"
 #include "client/tensor.h"
 
 namespace windlass {
 
 Engine::Engine(int threads, uint64_t memory_bytes_max)
-    : server_(std::make_unique<Server>(threads, memory_bytes_max)), arena_(std::make_unique<Arena>()) {}
+    : server_(std::make_unique<Server>(threads, memory_bytes_max)), arena_(std::make_shared<Arena>()) {}
+
+Engine::Engine(std::shared_ptr<Links> links, const std::shared_ptr<Engine>& arena_of)
+    : links_(std::move(links)), arena_(arena_of != nullptr ? arena_of->arena_ : std::make_shared<Arena>()) {
+  links_->start();
+}
 
 Engine::~Engine() {
   if (forked()) {
     // The threads are not here and a lock may have been held when the process was copied: leave everything as it is.
     (void)server_.release();
-    (void)arena_.release();
+    new std::shared_ptr<Links>(std::move(links_));
+    new std::shared_ptr<Arena>(std::move(arena_));
+  } else if (links_ != nullptr) {
+    links_->stop();
   }
 }
 
@@ -62,14 +72,26 @@ void Engine::release_kept(uint64_t bytes) {
 
 Status Engine::close(int64_t deadline_ns) {
   if (forked()) return {};
-  closed_.store(true, std::memory_order_seq_cst);
+  const bool again = closed_.exchange(true, std::memory_order_seq_cst);
+  Status status = wait_for_all(deadline_ns);
+  if (links_ != nullptr && !again) {
+    if (status.ok()) links_->say_goodbye();
+    links_->stop();
+    (void)links_->ended(os::now_ns() + int64_t{1'000'000'000});
+    if (!status.ok()) status = Status(Code::kTimeout, status.message() + "; they are given up");
+  } else if (!status.ok()) {
+    status = Status(Code::kTimeout, status.message() + "; they will finish");
+  }
+  return status;
+}
+
+Status Engine::wait_for_all(int64_t deadline_ns) {
   for (;;) {
     const uint32_t left = under_way_.load(std::memory_order_seq_cst);
     if (left == 0) return {};
     const int64_t time_left = deadline_ns - os::now_ns();
     if (time_left <= 0) {
-      return Status(Code::kTimeout,
-                    "close: " + std::to_string(left) + " requests are still under way; they will finish");
+      return Status(Code::kTimeout, "close: " + std::to_string(left) + " requests are still under way");
     }
     os::wait(under_way_, left, time_left);
   }
@@ -83,8 +105,61 @@ Status Session::open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t wor
                   "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(world_size));
   }
   uint32_t number = 0;
-  WL_RETURN_IF_ERROR(engine->server().new_session(&number));
+  if (engine->links() == nullptr) WL_RETURN_IF_ERROR(engine->server().new_session(&number));
   out->reset(new Session(std::move(engine), number, rank, world_size));
+  return {};
+}
+
+Session::Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size)
+    : engine_(std::move(engine)),
+      number_(number),
+      rank_(rank),
+      world_size_(world_size),
+      incarnation_(engine_->links() != nullptr ? engine_->links()->incarnation() : os::random_u64()) {}
+
+Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
+  const std::shared_ptr<Links>& links = engine_->links();
+  const char* const kind = spec.is_table ? "table" : "tensor";
+  if (const size_t slash = spec.name.find('/'); slash == std::string::npos) {
+    WL_RETURN_IF_ERROR(check_name(kind, spec.name));
+    spec.name = links->app() + "/" + spec.name;
+  } else {
+    WL_RETURN_IF_ERROR(check_name("app", spec.name.substr(0, slash)));
+    WL_RETURN_IF_ERROR(check_name(kind, spec.own_name()));
+  }
+  uint32_t shards = 0;
+  WL_RETURN_IF_ERROR(spec.shards(&shards));  // what can never be need not travel
+  const std::string what = What{"open", kind, spec.own_name()}.text();
+  wire::Writer body;
+  encode(spec, &body);
+  const Ref<Exchange> open(new Exchange(links));
+  WL_RETURN_IF_ERROR(open->ask(wire::Op::kOpen, 0, body.take(), what, deadline_ns));
+  Map map;
+  wire::Reader reader(open->answers[0].items);
+  WL_RETURN_IF_ERROR(decode(&reader, &map));
+  WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
+  for (const Map::Owned& run : map.runs) {
+    wire::Writer both;
+    encode(map, &both);
+    encode(spec, &both);
+    const Ref<Exchange> attach(new Exchange(links));
+    WL_RETURN_IF_ERROR(attach->ask(wire::Op::kAttach, run.server, both.take(), what, deadline_ns));
+  }
+  *out = {std::move(spec), std::move(map)};
+  return {};
+}
+
+Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
+  const Ref<Exchange> list(new Exchange(engine_->links()));
+  WL_RETURN_IF_ERROR(list->ask(wire::Op::kList, 0, "", "list", deadline_ns));
+  for (const Exchange::Answer& answer : list->answers) {
+    if (answer.part.value == 0) continue;  // there are none
+    Placed placed;
+    wire::Reader reader(answer.items);
+    WL_RETURN_IF_ERROR(decode(&reader, &placed.map));
+    WL_RETURN_IF_ERROR(decode(&reader, &placed.spec));
+    out->push_back(std::move(placed));
+  }
   return {};
 }
 
@@ -105,6 +180,19 @@ Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
   WL_RETURN_IF_ERROR(engine_->usable());
   WL_RETURN_IF_ERROR(take_unseen());
   uint64_t sum = 0;
+  if (engine_->links() != nullptr) {
+    std::vector<Placed> all;
+    WL_RETURN_IF_ERROR(list(deadline_ns, &all));
+    for (const Placed& placed : all) {
+      uint64_t one = 0;
+      WL_RETURN_IF_ERROR(placed.spec.is_table
+                             ? TableClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one)
+                             : TensorClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one));
+      sum += one;
+    }
+    *out = sum;
+    return {};
+  }
   for (const Server::Object& object : engine_->server().objects()) {
     uint64_t one = 0;
     WL_RETURN_IF_ERROR(object.tensor != nullptr

@@ -1,7 +1,8 @@
-// Engine and Session: what a process holds when the servers are inside it.
+// Engine and Session: what a client process holds.
 //
-// An Engine is one server and one arena. A Session is one worker on it: an app of one process has one, threads that
-// act as workers have one each. Handles (client/tensor.h, client/table.h) belong to a session.
+// An Engine has an arena and either a server inside the process or links to servers elsewhere. A Session is one worker:
+// inside the process there may be several, threads that act as workers; links belong to one. Handles (client/tensor.h,
+// client/table.h) belong to a session.
 //
 // Thread safety: every method from any thread.
 #pragma once
@@ -17,17 +18,29 @@
 #include "base/status.h"
 #include "client/arena.h"
 #include "server/server.h"
+#include "transport/messages.h"
 
 namespace windlass {
+
+class Links;
+
+// An object on servers elsewhere: what it is and where.
+struct Placed {
+  ObjectSpec spec;
+  Map map;
+};
 
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   Engine(int threads, uint64_t memory_bytes_max);
+  // On servers elsewhere; registered arrays may be those of another engine.
+  Engine(std::shared_ptr<Links> links, const std::shared_ptr<Engine>& arena_of);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  Server& server() { return *server_; }
+  Server& server() { return *server_; }                           // unless there are links
+  const std::shared_ptr<Links>& links() const { return links_; }  // null when the server is inside the process
   Arena& arena() { return *arena_; }
 
   // Ok while the engine can be used: not closed, and not the copy of it that a fork made.
@@ -50,9 +63,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void leave();
 
  private:
+  Status wait_for_all(int64_t deadline_ns);
+
   const uint32_t generation_ = os::fork_generation();
   std::unique_ptr<Server> server_;
-  std::unique_ptr<Arena> arena_;
+  std::shared_ptr<Links> links_;
+  std::shared_ptr<Arena> arena_;
   std::atomic<bool> closed_{false};
   std::atomic<uint32_t> under_way_{0};
   std::atomic<uint64_t> kept_bytes_{0};
@@ -75,7 +91,7 @@ class Unseen {
 // How far a session has got with one object. It outlives handles: an object that is opened again goes on from here.
 struct Progress {
   explicit Progress(uint32_t shards) : sent(shards), closed(shards) {}
-  std::vector<uint64_t> sent;    // the last sequence pushed to each shard: the holder of its turn
+  std::vector<uint64_t> sent;    // the last sequence pushed to each shard: the holder of its turn, or order_mutex()
   std::vector<uint64_t> closed;  // the clock up to which each shard is closed: the session's clock_mutex()
   Unseen unseen;
 };
@@ -96,20 +112,25 @@ class Session : public std::enable_shared_from_this<Session> {
   void tick() { clock_.fetch_add(1, std::memory_order_acq_rel); }
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
 
+  std::mutex& order_mutex() { return order_mutex_; }  // held while pushes to servers elsewhere are numbered and queued
+
+  // Creates or opens an object on servers elsewhere. `spec.name` is a name of this app, or app/name.
+  Status place(ObjectSpec spec, int64_t deadline_ns, Placed* out);
+  Status list(int64_t deadline_ns, std::vector<Placed>* out);
+
   std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
   Status take_unseen();  // of any object
   // The sum over all objects of the engine, also those that other sessions made.
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
  private:
-  Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size)
-      : engine_(std::move(engine)), number_(number), rank_(rank), world_size_(world_size) {}
+  Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size);
 
   const std::shared_ptr<Engine> engine_;
   const uint32_t number_, rank_, world_size_;
-  const uint64_t incarnation_ = os::random_u64();
+  const uint64_t incarnation_;
   std::atomic<uint64_t> clock_{0};
-  std::mutex clock_mutex_;
+  std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Progress>> progress_;
 };

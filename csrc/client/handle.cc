@@ -1,6 +1,9 @@
 #include "client/handle.h"
 
 #include <algorithm>
+#include <numeric>
+
+#include "client/remote.h"
 
 namespace windlass {
 namespace {
@@ -55,6 +58,24 @@ Status Handle::each_shard(const What& what, uint32_t shards, const std::function
   Status status = call->finish(deadline_ns);
   if (status.code() == Code::kTimeout) call->cancel();  // `visit` may refer to the caller's stack
   return status;
+}
+
+std::vector<uint64_t> Handle::sent() {
+  std::lock_guard lock(session_->order_mutex());
+  return progress_->sent;
+}
+
+Status Handle::sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out) {
+  WL_RETURN_IF_ERROR(session_->engine().usable());
+  WL_RETURN_IF_ERROR(take_unseen());
+  const std::vector<uint64_t> sent = this->sent();
+  std::vector<uint32_t> shards(sent.size());
+  std::iota(shards.begin(), shards.end(), 0);
+  const Ref<Exchange> exchange(new Exchange(links()));
+  WL_RETURN_IF_ERROR(exchange->ask_shards(op, map_, shards, sent, 0, "", what.text(), deadline_ns));
+  *out = 0;
+  for (const Exchange::Answer& answer : exchange->answers) *out += answer.part.value;
+  return {};
 }
 
 }  // namespace windlass

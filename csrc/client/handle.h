@@ -10,6 +10,7 @@
 
 #include "client/call.h"
 #include "session/shard.h"
+#include "transport/messages.h"
 
 namespace windlass {
 
@@ -37,6 +38,11 @@ class Handle {
     return status;
   }
 
+  // Where the shards are, when the servers are elsewhere.
+  bool remote() const { return !map_.runs.empty() || map_.object != 0; }
+  const Map& map() const { return map_; }
+  const std::shared_ptr<Links>& links() const { return session_->engine().links(); }
+
   // A push to a shard that this worker has already closed belongs to its next iteration: ticks first. Returns the
   // clock of the push.
   uint64_t clock_for_push(const std::vector<uint32_t>& shards, bool closes);
@@ -49,12 +55,17 @@ class Handle {
   // Runs `visit` on every shard at its turn, and waits for all of them. `alive` keeps the object while it runs.
   Status each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
                     const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive, int64_t deadline_ns);
+  // The sum of a number that every shard has, from servers elsewhere.
+  Status sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out);
+  std::vector<uint64_t> sent();  // the last sequence pushed to each shard, on servers elsewhere
+  void set_map(const Map& map) { map_ = map; }
 
  private:
   static Status out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence);
 
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
+  Map map_;
 };
 
 }  // namespace windlass

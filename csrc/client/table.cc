@@ -25,16 +25,35 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
   for (uint32_t s = 0; s < limits::kTableShards; ++s) {
     if (groups_.size(s) != 0) shards_.push_back(s);
   }
-  set_parts(static_cast<uint32_t>(shards_.size()));
 }
 
-void TableCall::admitted() {
+namespace {
+
+class LocalTableCall final : public TableCall {
+ public:
+  LocalTableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request)
+      : TableCall(std::move(client), what, request) {
+    set_parts(static_cast<uint32_t>(shards_.size()));
+  }
+
+ protected:
+  void admitted() override;
+  Turn& turn(uint32_t part) override;
+  Status run(uint32_t part, bool kept) override;
+  void keep(uint32_t part) override;
+
+ private:
+  std::mutex keep_mutex_;
+  std::unique_ptr<std::byte[]> kept_;
+};
+
+void LocalTableCall::admitted() {
   if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
 }
 
-Turn& TableCall::turn(uint32_t part) { return client_->table().shard(shards_[part]).turn; }
+Turn& LocalTableCall::turn(uint32_t part) { return client_->table().shard(shards_[part]).turn; }
 
-Status TableCall::run(uint32_t part, bool kept) {
+Status LocalTableCall::run(uint32_t part, bool kept) {
   Table& table = client_->table();
   const uint32_t index = shards_[part];
   const Keyed* keyed = groups_.begin(index);
@@ -54,10 +73,10 @@ Status TableCall::run(uint32_t part, bool kept) {
   return table.read(index, keyed, n, arrays_, create_);
 }
 
-void TableCall::keep(uint32_t part) {
+void LocalTableCall::keep(uint32_t part) {
   if (!pushes_) return;
   std::lock_guard lock(keep_mutex_);
-  const size_t bytes = client_->table().spec().dim * size_of(arrays_.in_dtype);
+  const size_t bytes = client_->spec().dim * size_of(arrays_.in_dtype);
   if (kept_ == nullptr) {
     kept_ = std::make_unique_for_overwrite<std::byte[]>(groups_.total() * bytes);
   }
@@ -68,12 +87,21 @@ void TableCall::keep(uint32_t part) {
   }
 }
 
-TableClient::TableClient(std::shared_ptr<Session> session, std::shared_ptr<Table> table)
-    : Handle(std::move(session), table->name(), limits::kTableShards), table_(std::move(table)) {}
+}  // namespace
 
 Status TableClient::open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
-                         std::shared_ptr<TableClient>* out) {
+                         std::shared_ptr<TableClient>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session->engine().usable());
+  if (session->engine().links() != nullptr) {
+    Placed placed;
+    ObjectSpec full;
+    full.name = name;
+    full.is_table = true;
+    full.table = spec;
+    WL_RETURN_IF_ERROR(session->place(std::move(full), deadline_ns, &placed));
+    *out = attach(std::move(session), placed);
+    return {};
+  }
   std::shared_ptr<Table> table;
   WL_RETURN_IF_ERROR(session->engine().server().open_table(name, spec, &table));
   *out = attach(std::move(session), std::move(table));
@@ -81,7 +109,16 @@ Status TableClient::open(std::shared_ptr<Session> session, const std::string& na
 }
 
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, std::shared_ptr<Table> table) {
-  return std::shared_ptr<TableClient>(new TableClient(std::move(session), std::move(table)));
+  std::shared_ptr<TableClient> client(new TableClient(std::move(session), table->name(), table->name(), table->spec()));
+  client->table_ = std::move(table);
+  return client;
+}
+
+std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
+  std::shared_ptr<TableClient> client(
+      new TableClient(std::move(session), placed.spec.name, placed.spec.own_name(), placed.spec.table));
+  client->set_map(placed.map);
+  return client;
 }
 
 Status TableClient::check(const TableRequest& r, const What& what) const {
@@ -89,10 +126,10 @@ Status TableClient::check(const TableRequest& r, const What& what) const {
     return Status(Code::kInvalidArgument, what.text() + ": at most " + std::to_string(limits::kRequestKeysMax) +
                                               " keys, not " + std::to_string(r.keys.n));
   }
-  const uint64_t shape[2] = {r.keys.n, table_->spec().dim};
+  const uint64_t shape[2] = {r.keys.n, spec_.dim};
   if (r.in != nullptr) {
     WL_RETURN_IF_ERROR(check_array(what, ", gradients", *r.in, shape, 2, Dtype::kFloat32));
-    if (table_->spec().reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
+    if (spec_.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
       return Status(Code::kNonFinite, what.text() + ": the gradients have NaN or infinity; nothing was applied");
     }
   }
@@ -104,10 +141,11 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const char* verb = r.erase ? "delete" : r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull";
-  const What what{verb, "table", table_->name()};
+  const What what{verb, "table", name_};
   WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TableCall> call(new TableCall(shared_from_this(), what, r));
-  if (!call->groups_.ok()) {
+  const Ref<TableCall> call = remote() ? make_remote_call(shared_from_this(), what, r)
+                                       : Ref<TableCall>(new LocalTableCall(shared_from_this(), what, r));
+  if (!call->ok()) {
     return Status(Code::kResourceExhausted, what.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
@@ -116,11 +154,12 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
 
 Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {
   return each_shard(
-      What{verb, "table", table_->name()}, limits::kTableShards,
-      [this](uint32_t i) -> Turn& { return table_->shard(i).turn; }, visit, shared_from_this(), deadline_ns);
+      What{verb, "table", name_}, limits::kTableShards, [this](uint32_t i) -> Turn& { return table_->shard(i).turn; },
+      visit, shared_from_this(), deadline_ns);
 }
 
 Status TableClient::rows(int64_t deadline_ns, uint64_t* out) {
+  if (remote()) return sum_of_shards(What{"len", "table", name_}, wire::Op::kRows, deadline_ns, out);
   std::atomic<uint64_t> sum{0};
   WL_RETURN_IF_ERROR(each("len", [&](uint32_t i) { return sum.fetch_add(table_->rows(i)), Status(); }, deadline_ns));
   *out = sum.load();
@@ -128,7 +167,12 @@ Status TableClient::rows(int64_t deadline_ns, uint64_t* out) {
 }
 
 Status TableClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
-  std::atomic<uint64_t> sum{mix_text(table_->name())};
+  std::atomic<uint64_t> sum{mix_text(name_)};
+  if (remote()) {
+    WL_RETURN_IF_ERROR(sum_of_shards(What{"fingerprint", "table", name_}, wire::Op::kFingerprint, deadline_ns, out));
+    *out += sum;
+    return {};
+  }
   WL_RETURN_IF_ERROR(
       each("fingerprint", [&](uint32_t i) { return sum.fetch_add(table_->fingerprint(i)), Status(); }, deadline_ns));
   *out = sum.load();
@@ -140,8 +184,14 @@ Status TableClient::scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::
   while (cursor->shard < limits::kTableShards && keys->size() < most) {
     bool more = false;
     const uint32_t shard = cursor->shard;
+    if (remote()) {
+      const size_t left = most - keys->size();
+      WL_RETURN_IF_ERROR(scan_remote(shard, &cursor->from, left, deadline_ns, keys, weights, &more));
+      if (!more) *cursor = {shard + 1, 0};
+      continue;
+    }
     WL_RETURN_IF_ERROR(each_shard(
-        What{"export", "table", table_->name()}, 1, [&](uint32_t) -> Turn& { return table_->shard(shard).turn; },
+        What{"export", "table", name_}, 1, [&](uint32_t) -> Turn& { return table_->shard(shard).turn; },
         [&](uint32_t) {
           more = table_->scan(shard, &cursor->from, most - keys->size(), keys, weights);
           return Status();

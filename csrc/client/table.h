@@ -23,20 +23,16 @@ struct TableRequest {
 
 class TableClient;
 
-class TableCall final : public Call {
+// A request on a table, its keys sorted by shard. Who does the work is the subclass's business, as with tensors.
+class TableCall : public Call {
  public:
-  TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
+  bool ok() const { return groups_.ok(); }
 
  protected:
-  void admitted() override;
+  TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   bool pushes() const override { return pushes_; }
-  Turn& turn(uint32_t part) override;
-  Status run(uint32_t part, bool kept) override;
-  void keep(uint32_t part) override;
 
- private:
-  friend class TableClient;
   const std::shared_ptr<TableClient> client_;
   const Groups groups_;  // the keys are copied before anything happens
   const Hyper hyper_;
@@ -45,17 +41,18 @@ class TableCall final : public Call {
   Arrays arrays_;
   std::vector<uint32_t> shards_;  // of each part
   std::atomic<uint64_t> erased_{0};
-  std::mutex keep_mutex_;
-  std::unique_ptr<std::byte[]> kept_;
 };
 
 class TableClient : public Handle, public std::enable_shared_from_this<TableClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
-                     std::shared_ptr<TableClient>* out);
+                     std::shared_ptr<TableClient>* out, int64_t deadline_ns = limits::kNoDeadline);
   static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, std::shared_ptr<Table> table);
+  static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 
-  Table& table() { return *table_; }
+  const std::string& name() const { return name_; }
+  const TableSpec& spec() const { return spec_; }
+  Table& table() { return *table_; }  // inside this process
 
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
@@ -72,11 +69,20 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
               std::vector<float>* weights);
 
  private:
-  TableClient(std::shared_ptr<Session> session, std::shared_ptr<Table> table);
+  TableClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
+              const TableSpec& spec)
+      : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
   Status check(const TableRequest& request, const What& what) const;
   Status each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
+  Status scan_remote(uint32_t shard, uint64_t* from, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
+                     std::vector<float>* weights, bool* more);
 
-  const std::shared_ptr<Table> table_;
+  const std::string name_;
+  const TableSpec spec_;
+  std::shared_ptr<Table> table_;  // unless it is elsewhere
 };
+
+// The same request to servers elsewhere.
+Ref<TableCall> make_remote_call(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
 
 }  // namespace windlass

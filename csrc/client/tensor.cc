@@ -21,7 +21,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
     arrays_.out_dtype = r.out->dtype;
     arrays_.stream = r.out->bytes() >= limits::kStreamBytesMin;
   }
-  const uint32_t shards = client_->tensor().cut().shards;
+  const uint32_t shards = client_->cut().shards;
   if (r.newer_than != nullptr) {
     newer_than_ = *r.newer_than;
     newer_than_.resize(shards);
@@ -29,10 +29,10 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
   if (versioned_) versions_ = newer_than_;
   if (versioned_) versions_.resize(shards);
 
-  const uint64_t row = client_->tensor().cut().row;
-  const bool empty = client_->tensor().spec().elements() == 0;
+  const uint64_t row = client_->cut().row;
+  const bool empty = client_->spec().elements() == 0;
   switch (empty ? Selection::kAll : r.rows.kind) {
-    case Selection::kAll: add(0, client_->tensor().spec().elements(), 0); break;
+    case Selection::kAll: add(0, client_->spec().elements(), 0); break;
     case Selection::kRange: add(r.rows.begin * row, (r.rows.end - r.rows.begin) * row, 0); break;
     case Selection::kList:
       for (uint64_t i = 0; i < r.rows.n; ++i) add(static_cast<uint64_t>(r.rows.list[i]) * row, row, i * row);
@@ -45,7 +45,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
 
 // Cuts [first, first + n) of the tensor, which is at `at` in the caller's arrays, by shard.
 void TensorCall::add(uint64_t first, uint64_t n, uint64_t at) {
-  const Cut& cut = client_->tensor().cut();
+  const Cut& cut = client_->cut();
   while (n > 0) {
     const uint64_t here = std::min(n, cut.end_of(cut.shard_of(first)) - first);
     spans_.push_back({first, here, at});
@@ -56,7 +56,7 @@ void TensorCall::add(uint64_t first, uint64_t n, uint64_t at) {
 }
 
 void TensorCall::sort_by_shard(std::vector<Span>* spans) const {
-  const Cut& cut = client_->tensor().cut();
+  const Cut& cut = client_->cut();
   std::stable_sort(spans->begin(), spans->end(),
                    [&](const Span& a, const Span& b) { return cut.shard_of(a.first) < cut.shard_of(b.first); });
 }
@@ -69,8 +69,8 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
   const auto same_row = [](const auto& a, const auto& b) { return a.first == b.first; };
   if (std::adjacent_find(order.begin(), order.end(), same_row) == order.end()) return;
 
-  const TensorSpec& spec = client_->tensor().spec();
-  const uint64_t row = client_->tensor().cut().row;
+  const TensorSpec& spec = client_->spec();
+  const uint64_t row = client_->cut().row;
   const bool is_f32 = spec.dtype == Dtype::kFloat32;
   const size_t bytes = row * size_of(spec.dtype);
   combined_ = std::make_unique_for_overwrite<std::byte[]>(rows.n * bytes);
@@ -105,7 +105,7 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
 }
 
 void TensorCall::make_parts() {
-  const Cut& cut = client_->tensor().cut();
+  const Cut& cut = client_->cut();
   for (size_t i = 0; i < spans_.size(); ++i) {
     const uint32_t shard = cut.shard_of(spans_[i].first);
     if (shards_.empty() || shards_.back() != shard) {
@@ -114,16 +114,37 @@ void TensorCall::make_parts() {
     }
   }
   starts_.push_back(spans_.size());
-  set_parts(static_cast<uint32_t>(shards_.size()));
 }
 
-void TensorCall::admitted() {
+namespace {
+
+class LocalTensorCall final : public TensorCall {
+ public:
+  LocalTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
+      : TensorCall(std::move(client), what, request) {
+    set_parts(static_cast<uint32_t>(shards_.size()));
+  }
+
+ protected:
+  void admitted() override;
+  Turn& turn(uint32_t part) override;
+  Status run(uint32_t part, bool kept) override;
+  void keep(uint32_t part) override;
+
+ private:
+  void read_repeats(uint32_t shard);
+
+  std::mutex keep_mutex_;
+  std::unique_ptr<std::byte[]> kept_;
+};
+
+void LocalTensorCall::admitted() {
   if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
 }
 
-Turn& TensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
+Turn& LocalTensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
 
-Status TensorCall::run(uint32_t part, bool kept) {
+Status LocalTensorCall::run(uint32_t part, bool kept) {
   Tensor& tensor = client_->tensor();
   const uint32_t index = shards_[part];
   Shard& shard = tensor.shard(index);
@@ -146,14 +167,14 @@ Status TensorCall::run(uint32_t part, bool kept) {
   return {};
 }
 
-void TensorCall::read_repeats(uint32_t shard) {
-  const Cut& cut = client_->tensor().cut();
+void LocalTensorCall::read_repeats(uint32_t shard) {
+  const Cut& cut = client_->cut();
   auto it = std::partition_point(repeats_.begin(), repeats_.end(),
                                  [&](const Span& s) { return cut.shard_of(s.first) < shard; });
   for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) client_->tensor().read(&*it, 1, arrays_);
 }
 
-void TensorCall::keep(uint32_t part) {
+void LocalTensorCall::keep(uint32_t part) {
   std::lock_guard lock(keep_mutex_);
   if (combined_ != nullptr || !pushes_) return;
   const size_t size = size_of(arrays_.in_dtype);
@@ -168,12 +189,21 @@ void TensorCall::keep(uint32_t part) {
   }
 }
 
-TensorClient::TensorClient(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor)
-    : Handle(std::move(session), tensor->name(), tensor->cut().shards), tensor_(std::move(tensor)) {}
+}  // namespace
 
 Status TensorClient::open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
-                          std::shared_ptr<TensorClient>* out) {
+                          std::shared_ptr<TensorClient>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session->engine().usable());
+  if (session->engine().links() != nullptr) {
+    Placed placed;
+    ObjectSpec full;
+    full.name = name;
+    full.is_table = false;
+    full.tensor = spec;
+    WL_RETURN_IF_ERROR(session->place(std::move(full), deadline_ns, &placed));
+    *out = attach(std::move(session), placed);
+    return {};
+  }
   std::shared_ptr<Tensor> tensor;
   WL_RETURN_IF_ERROR(session->engine().server().open_tensor(name, spec, &tensor));
   *out = attach(std::move(session), std::move(tensor));
@@ -181,11 +211,23 @@ Status TensorClient::open(std::shared_ptr<Session> session, const std::string& n
 }
 
 std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor) {
-  return std::shared_ptr<TensorClient>(new TensorClient(std::move(session), std::move(tensor)));
+  std::shared_ptr<TensorClient> client(
+      new TensorClient(std::move(session), tensor->name(), tensor->name(), tensor->spec(), tensor->cut()));
+  client->tensor_ = std::move(tensor);
+  return client;
+}
+
+std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
+  const TensorSpec& spec = placed.spec.tensor;
+  const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+  std::shared_ptr<TensorClient> client(
+      new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
+  client->set_map(placed.map);
+  return client;
 }
 
 Status TensorClient::check(const TensorRequest& r, const What& what) const {
-  const TensorSpec& spec = tensor_->spec();
+  const TensorSpec& spec = spec_;
   const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
   std::vector<uint64_t> shape = spec.shape;
   if (r.rows.kind != Selection::kAll && shape.empty()) {
@@ -219,18 +261,23 @@ Status TensorClient::check(const TensorRequest& r, const What& what) const {
 Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
-  const What what{r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", tensor_->name()};
+  const What what{r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", name_};
   WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TensorCall> call(new TensorCall(shared_from_this(), what, r));
+  const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), what, r)
+                                        : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), what, r));
   *out = call;
   return call->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
-  std::atomic<uint64_t> sum{mix_text(tensor_->name())};
+  std::atomic<uint64_t> sum{mix_text(name_)};
+  if (remote()) {
+    WL_RETURN_IF_ERROR(sum_of_shards(What{"fingerprint", "tensor", name_}, wire::Op::kFingerprint, deadline_ns, out));
+    *out += sum;
+    return {};
+  }
   WL_RETURN_IF_ERROR(each_shard(
-      What{"fingerprint", "tensor", tensor_->name()}, tensor_->cut().shards,
-      [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
+      What{"fingerprint", "tensor", name_}, cut_.shards, [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
       [this, &sum](uint32_t i) {
         sum.fetch_add(tensor_->fingerprint(i), std::memory_order_relaxed);
         return Status();

@@ -35,29 +35,19 @@ struct TensorRequest {
 
 class TensorClient;
 
-// A request on a tensor, and what it saw.
-class TensorCall final : public Call {
+// A request on a tensor, cut by shard, and what it saw. Who does the work is the subclass's business: the server inside
+// the process (tensor.cc) or servers elsewhere (remote_tensor.cc).
+class TensorCall : public Call {
  public:
-  TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
-
   // After it is done, where the request was versioned.
   const Versions& versions() const { return versions_; }
   bool changed() const { return changed_.load(std::memory_order_relaxed); }
 
  protected:
-  void admitted() override;
+  TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
   bool pushes() const override { return pushes_; }
-  Turn& turn(uint32_t part) override;
-  Status run(uint32_t part, bool kept) override;
-  void keep(uint32_t part) override;
-
- private:
-  friend class TensorClient;
-  void add(uint64_t first, uint64_t n, uint64_t at);
-  void combine_repeats(const Selection& rows, const Array& in);
-  void make_parts();
-  void sort_by_shard(std::vector<Span>* spans) const;
-  void read_repeats(uint32_t shard);
+  const Span* spans(uint32_t part) const { return spans_.data() + starts_[part]; }
+  size_t span_count(uint32_t part) const { return starts_[part + 1] - starts_[part]; }
 
   const std::shared_ptr<TensorClient> client_;
   const Hyper hyper_;
@@ -71,17 +61,25 @@ class TensorCall final : public Call {
   std::vector<uint32_t> shards_;  // of each part
   std::vector<size_t> starts_;    // of each part in spans_, and the end
   std::unique_ptr<std::byte[]> combined_;
-  std::mutex keep_mutex_;
-  std::unique_ptr<std::byte[]> kept_;
+
+ private:
+  void add(uint64_t first, uint64_t n, uint64_t at);
+  void combine_repeats(const Selection& rows, const Array& in);
+  void make_parts();
+  void sort_by_shard(std::vector<Span>* spans) const;
 };
 
 class TensorClient : public Handle, public std::enable_shared_from_this<TensorClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
-                     std::shared_ptr<TensorClient>* out);
+                     std::shared_ptr<TensorClient>* out, int64_t deadline_ns = limits::kNoDeadline);
   static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor);
+  static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 
-  Tensor& tensor() { return *tensor_; }
+  const std::string& name() const { return name_; }
+  const TensorSpec& spec() const { return spec_; }
+  const Cut& cut() const { return cut_; }
+  Tensor& tensor() { return *tensor_; }  // inside this process
 
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
@@ -89,10 +87,18 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
  private:
-  TensorClient(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor);
+  TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
+               const TensorSpec& spec, const Cut& cut)
+      : Handle(std::move(session), full_name, cut.shards), name_(name), spec_(spec), cut_(cut) {}
   Status check(const TensorRequest& request, const What& what) const;
 
-  const std::shared_ptr<Tensor> tensor_;
+  const std::string name_;
+  const TensorSpec spec_;
+  const Cut cut_;
+  std::shared_ptr<Tensor> tensor_;  // unless it is elsewhere
 };
+
+// The same request to servers elsewhere.
+Ref<TensorCall> make_remote_call(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
 
 }  // namespace windlass

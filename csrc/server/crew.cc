@@ -22,7 +22,7 @@ Crew::~Crew() {
   }
 }
 
-void Crew::post(Ref<Work> work) {
+void Crew::post(Ref<Helped> work) {
   {
     std::lock_guard lock(list_->mutex);
     list_->posted.push_back(std::move(work));
@@ -46,14 +46,14 @@ void Crew::List::run() {
   for (;;) {
     wake.wait(lock, [this] { return stop || !posted.empty(); });
     if (posted.empty()) return;
-    Ref<Work> work = posted.front();
+    Ref<Helped> work = posted.front();
     lock.unlock();
     work->help();
     lock.lock();
     if (!posted.empty() && posted.front().get() == work.get()) posted.pop_front();
     waiting.store(posted.size(), std::memory_order_release);
     lock.unlock();
-    work = Ref<Work>();  // may be the last reference to everything
+    work = Ref<Helped>();  // may be the last reference to everything
     spin();
     lock.lock();
   }

@@ -13,8 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/ref.h"
-#include "server/work.h"
+#include "server/helped.h"
 
 namespace windlass {
 
@@ -25,7 +24,7 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
   ~Crew();  // finishes what was posted
 
-  void post(Ref<Work> work);
+  void post(Ref<Helped> work);
 
  private:
   // What the threads share; each keeps it alive for itself.
@@ -35,7 +34,7 @@ class Crew {
 
     std::mutex mutex;
     std::condition_variable wake;
-    std::deque<Ref<Work>> posted;
+    std::deque<Ref<Helped>> posted;
     bool stop = false;
     std::atomic<size_t> waiting{0};     // posted.size(), for who spins
     std::atomic<bool> spinning{false};  // one thread at most: a wake-up costs more than a short spin

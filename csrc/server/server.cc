@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/messages.h"
+
 namespace windlass {
 namespace {
 
@@ -19,19 +21,6 @@ Server::Server(int threads, uint64_t memory_bytes_max)
       crew_(std::make_unique<Crew>(std::max(1, threads - 1))) {}
 
 Server::~Server() { crew_.reset(); }
-
-Status Server::check_name(const char* what, const std::string& name) {
-  if (name.empty() || name.size() > limits::kNameBytesMax) {
-    return Status(Code::kInvalidArgument, std::string(what) + " name must have 1 to " +
-                                              std::to_string(limits::kNameBytesMax) + " bytes, not " +
-                                              std::to_string(name.size()));
-  }
-  if (name.find('/') != std::string::npos) {
-    return Status(Code::kInvalidArgument,
-                  std::string(what) + " name '" + name + "': '/' separates an app from a name; use '.' within names");
-  }
-  return {};
-}
 
 Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out) {
   WL_RETURN_IF_ERROR(check_name("tensor", name));

@@ -40,12 +40,12 @@ class Server {
   std::vector<Object> objects();
 
   Crew& crew() { return *crew_; }
+  Budget& budget() { return budget_; }
+  TablePools& pools() { return pools_; }
   int threads() const { return threads_; }
   uint64_t memory_bytes() const { return budget_.used(); }
 
  private:
-  static Status check_name(const char* what, const std::string& name);
-
   const int threads_;
   Budget budget_;
   TablePools pools_;  // before the objects, which give their memory back to it

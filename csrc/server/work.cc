@@ -84,18 +84,34 @@ void Work::run_part(Part& part) {
     queued = kQueued;  // let_go() is copying its input: a moment
   }
   if (queued != kCancelled) {
-    Status s = run(part.index, part.kept);
-    if (!s.ok()) {
-      std::lock_guard lock(mutex_);
-      if (error_.ok()) error_ = std::move(s);
-      failed_.store(true, std::memory_order_release);
-    }
+    if (const Status s = run(part.index, part.kept); !s.ok()) fail(s);
     part.state.store(kOver, std::memory_order_release);
   }
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     complete();
     release();
   }
+}
+
+void Work::begin_away(uint32_t parts) {
+  if (parts == 0) return complete();
+  retain();
+  n_ = 0;
+  unfinished_.store(parts, std::memory_order_relaxed);
+}
+
+void Work::end_away(const Status& status) {
+  if (!status.ok()) fail(status);
+  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    complete();
+    release();
+  }
+}
+
+void Work::fail(const Status& status) {
+  std::lock_guard lock(mutex_);
+  if (error_.ok()) error_ = status;
+  failed_.store(true, std::memory_order_release);
 }
 
 void Work::complete() {
@@ -120,6 +136,10 @@ bool Work::wait_until(int64_t deadline_ns) {
     while (!done() && os::now_ns() < spin_end) {
     }
   }
+  return sleep_until(deadline_ns);
+}
+
+bool Work::sleep_until(int64_t deadline_ns) {
   for (;;) {
     uint32_t state = state_.load(std::memory_order_acquire);
     if (state == kDone) return true;
@@ -137,6 +157,18 @@ void Work::cancel() {
       wait_while_running(part_[i]);
     }
   }
+}
+
+bool Work::cancel_queued(bool* any) {
+  bool all = true;
+  *any = false;
+  for (uint32_t i = 0; i < n_; ++i) {
+    uint8_t state = kQueued;
+    const bool taken = part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel);
+    all = all && taken;
+    *any = *any || taken;
+  }
+  return all;
 }
 
 void Work::let_go() {

@@ -9,6 +9,7 @@
 //                   first copies what it needs (keep()) and is then left in the queue
 //     begin_later() the parts are left in the shards' queues, in order, and the crew runs them, or who waits for them;
 //                   `shared`: several threads at once may
+//     begin_away()  somebody else does it, on a server elsewhere, and reports each part's end with end_away()
 //
 // In each case parts of one caller reach a shard in the order the requests were begun.
 //
@@ -20,15 +21,15 @@
 #include <memory>
 #include <mutex>
 
-#include "base/ref.h"
 #include "base/status.h"
 #include "base/turn.h"
+#include "server/helped.h"
 
 namespace windlass {
 
 class Crew;
 
-class Work : public Counted {
+class Work : public Helped {
  public:
   void begin(Crew* helpers);
   void begin_kept(Crew* helpers);
@@ -36,24 +37,31 @@ class Work : public Counted {
 
   bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
   // Helps, then waits until done or until the monotonic time; true when done.
-  bool wait_until(int64_t deadline_ns);
-  Status status() const;  // of finished work
+  virtual bool wait_until(int64_t deadline_ns);
+  bool sleep_until(int64_t deadline_ns);  // the same without helping
+  Status status() const;                  // of finished work
 
   // Makes sure that no part touches the caller's arrays any more: parts not yet begun never will be, those under way
   // are waited for. For a caller who gives up and owns the memory.
-  void cancel();
+  virtual void cancel();
 
   // The same for work that must be done all the same: parts not yet begun copy their input first (keep()).
-  void let_go();
+  virtual void let_go();
 
   // Runs or drains parts until none is left to start.
-  void help();
+  void help() override;
 
  protected:
   Work() = default;
   ~Work() override = default;
 
   void set_parts(uint32_t n);
+  // Takes back parts that nobody has begun; true when those were all, *any when there were some.
+  bool cancel_queued(bool* any);
+  void fail(const Status& status);
+
+  void begin_away(uint32_t parts);
+  void end_away(const Status& status);
   virtual Turn& turn(uint32_t part) = 0;
   // With the turn held. `kept`: keep() has copied the part's input.
   virtual Status run(uint32_t part, bool kept) = 0;

@@ -1,0 +1,613 @@
+#include "client/lane.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "client/links.h"
+
+namespace windlass {
+
+using wire::Op;
+
+namespace {
+
+constexpr size_t kSection = limits::kSectionBytes;
+constexpr uint64_t kHelloRequest = 1;
+constexpr size_t kPiecesMax = 512;
+constexpr size_t kDirectBytesMin = 4096;  // from here on numbers land without a detour
+constexpr std::byte kZeros[kSection] = {};
+
+// A frame of one part with a body.
+std::string frame_of(wire::Header header, const std::string* body) {
+  std::string frame(kSection, '\0');
+  if (body != nullptr) {
+    wire::Part part;
+    part.items_bytes = static_cast<uint32_t>(body->size());
+    part.items_crc = crc32c(body->data(), body->size());
+    frame.resize(2 * kSection);
+    wire::encode(part, reinterpret_cast<std::byte*>(frame.data()) + kSection);
+    frame += *body;
+    frame.resize(wire::padded(frame.size()));
+    header.parts = 1;
+  }
+  header.length = frame.size() - kSection;
+  wire::encode(header, reinterpret_cast<std::byte*>(frame.data()));
+  return frame;
+}
+
+}  // namespace
+
+Lane::Lane(Links& links, uint32_t server, uint8_t number) : links_(links), server_(server), number_(number) {
+  reset_parser();
+}
+
+Lane::~Lane() {
+  if (fd() >= 0) os::close_socket(fd());
+}
+
+// ---- sending ------------------------------------------------------------------------------------------------------
+
+void Lane::submit(const Ref<Trip>& trip) {
+  Status failed;
+  {
+    std::lock_guard lock(mutex_);
+    failed = failed_;
+    if (failed.ok()) {
+      if (outbox_.idle()) {
+        progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
+        ask_ns_ = limits::kAskMs * int64_t{1'000'000};
+      }
+      outbox_.add(trip->header.request, trip);
+    }
+  }
+  if (!failed.ok()) {
+    trip->status = failed;
+    finish(trip);
+  }
+}
+
+bool Lane::unsent_locked() const {
+  if (state_ == kDown) return false;
+  return piece_ < pieces_.size() || in_frame_ || !raw_.empty() || (state_ == kReady && outbox_.has_queued());
+}
+
+bool Lane::unsent() {
+  std::lock_guard lock(mutex_);
+  return unsent_locked();
+}
+
+bool Lane::idle() {
+  std::lock_guard lock(mutex_);
+  return outbox_.idle() && state_ != kGreeting;
+}
+
+void Lane::pump_send() {
+  Ref<Trip> ended;
+  {
+    std::lock_guard lock(mutex_);
+    while (state_ != kDown) {
+      if (piece_ == pieces_.size()) {
+        if (in_frame_ && next_part_ == frame_parts_.size()) {
+          in_frame_ = false;
+          if (sending_->ends_later) ended = sending_;
+          sending_ = Ref<Trip>();
+          if (ended) break;  // it ends without the lock; whoever waits pumps again
+        }
+        if (!fill()) break;
+      }
+      const size_t n = std::min(pieces_.size() - piece_, kPiecesMax);
+      long sent = os::send_pieces(fd(), &pieces_[piece_], n, false);
+      if (sent == os::kWouldBlock) break;
+      if (sent == os::kBroken) {
+        os::shut_down(fd());  // the leader will see it
+        break;
+      }
+      while (sent > 0) {
+        os::Piece& p = pieces_[piece_];
+        const size_t step = std::min(p.bytes, static_cast<size_t>(sent));
+        p.data = static_cast<std::byte*>(p.data) + step;
+        p.bytes -= step;
+        sent -= static_cast<long>(step);
+        if (p.bytes == 0) ++piece_;
+      }
+    }
+  }
+  if (ended) finish(ended);
+}
+
+// Prepares what goes into the next system calls; false when there is nothing to send.
+bool Lane::fill() {
+  pieces_.clear();
+  piece_ = 0;
+  scratch_used_ = 0;
+  if (scratch_.room(2 * limits::kChunkBytes) == nullptr) return false;
+  if (!in_frame_) {
+    if (!raw_.empty()) {
+      std::memcpy(scratch_.room(raw_.size()), raw_.data(), raw_.size());
+      add_piece(scratch_.data(), raw_.size());
+      raw_.clear();
+      return true;
+    }
+    if (state_ != kReady) return false;
+    Ref<Trip>* const next = outbox_.next();
+    if (next == nullptr) return false;
+    begin_frame(*next);
+  }
+  size_t bytes = 0;
+  while (next_part_ < frame_parts_.size() && bytes < limits::kChunkBytes && pieces_.size() + 4 < kPiecesMax) {
+    if (!add_part(sending_->parts[frame_parts_[next_part_]], &bytes)) break;
+    ++next_part_;
+  }
+  return true;
+}
+
+void Lane::begin_frame(const Ref<Trip>& trip) {
+  sending_ = trip;
+  in_frame_ = true;
+  next_part_ = 0;
+  trip->begun = true;
+  frame_parts_.clear();
+  wire::Header header = trip->header;
+  header.session = links_.incarnation();
+  header.app = links_.app_number(server_);
+  header.priority = number_;
+  header.flags = checksums_ ? wire::kChecksummed : 0;
+  const int64_t left_ms = (trip->deadline_ns - os::now_ns()) / 1'000'000;
+  header.deadline_ms =
+      trip->deadline_ns == limits::kNoDeadline ? 0 : static_cast<uint32_t>(std::clamp<int64_t>(left_ms, 1, UINT32_MAX));
+  header.extension_bytes = static_cast<uint32_t>(trip->extensions.size());
+  if (header.extension_bytes != 0) header.extension_crc = crc32c(trip->extensions.data(), trip->extensions.size());
+  header.length = header.extension_bytes;
+  for (uint32_t i = 0; i < trip->parts.size(); ++i) {
+    if (trip->parts[i].answered) continue;
+    frame_parts_.push_back(i);
+    wire::Part part;
+    trip->describe(trip->parts[i], &part);
+    header.length += kSection + part.bytes();
+  }
+  header.parts = static_cast<uint32_t>(frame_parts_.size());
+  wire::encode(header, scratch_.data());
+  if (header.extension_bytes != 0)
+    std::memcpy(scratch_.data() + kSection, trip->extensions.data(), header.extension_bytes);
+  scratch_used_ = kSection + header.extension_bytes;
+  add_piece(scratch_.data(), scratch_used_);
+}
+
+void Lane::add_piece(const void* data, size_t bytes) {
+  if (bytes == 0) return;
+  if (!pieces_.empty()) {
+    os::Piece& last = pieces_.back();
+    if (static_cast<std::byte*>(last.data) + last.bytes == data) {
+      last.bytes += bytes;
+      return;
+    }
+  }
+  pieces_.push_back({const_cast<void*>(data), bytes});
+}
+
+// False when there is no room for it any more in this chunk.
+bool Lane::add_part(const Trip::Part& part, size_t* bytes) {
+  Cargo& cargo = *sending_->cargo;
+  wire::Part head;
+  sending_->describe(part, &head);
+  const std::byte* numbers = head.numbers_bytes != 0 ? cargo.numbers(part.part) : nullptr;
+  const size_t items = wire::padded(head.items_bytes), whole = wire::padded(head.numbers_bytes);
+  const bool gathers = head.numbers_bytes != 0 && numbers == nullptr;
+  const size_t need = kSection + items + (gathers ? whole : 0);
+  if (scratch_used_ + need > scratch_.bytes()) {
+    if (scratch_used_ != 0) return false;
+    if (scratch_.room(need) == nullptr) {
+      os::shut_down(fd());  // there is no memory: the caller's time runs out rather than ours
+      return false;
+    }
+  }
+  std::byte* const at = scratch_.data() + scratch_used_;
+  scratch_used_ += need;
+  *bytes += need + (gathers ? 0 : whole);
+  if (head.items_bytes != 0) {
+    cargo.write_items(part.part, at + kSection);
+    std::memset(at + kSection + head.items_bytes, 0, items - head.items_bytes);
+    head.items_crc = crc32c(at + kSection, head.items_bytes);
+  }
+  if (gathers) {
+    std::byte* const to = at + kSection + items;
+    cargo.gather(part.part, to);
+    std::memset(to + head.numbers_bytes, 0, whole - head.numbers_bytes);
+    numbers = to;
+  }
+  if (head.numbers_bytes != 0 && checksums_) head.numbers_crc = crc32c(numbers, head.numbers_bytes);
+  wire::encode(head, at);
+  add_piece(at, need);
+  if (head.numbers_bytes != 0 && !gathers) {
+    add_piece(numbers, head.numbers_bytes);
+    add_piece(kZeros, whole - head.numbers_bytes);
+  }
+  return true;
+}
+
+void Lane::rebase(const std::byte* from, size_t bytes, const std::byte* to) {
+  for (size_t i = piece_; i < pieces_.size(); ++i) {
+    const auto* at = static_cast<const std::byte*>(pieces_[i].data);
+    if (at >= from && at < from + bytes) pieces_[i].data = const_cast<std::byte*>(to + (at - from));
+  }
+}
+
+void Lane::abandon(const Trip& trip) {
+  if (in_trip_.get() != &trip || landed_ == nullptr || stage_ != kNumbers) return;
+  std::byte* const elsewhere = in_numbers_.room(wire::padded(in_part_.numbers_bytes));
+  if (elsewhere == nullptr) {
+    os::shut_down(fd());
+    got_ = need_;  // nothing more goes there; the connection is over
+    return;
+  }
+  landed_ = nullptr;
+  discarded_ = true;
+  target_ = elsewhere;
+}
+
+// ---- who looks after it -------------------------------------------------------------------------------------------
+
+bool Lane::try_lead(bool keep_watch) {
+  if (led_.exchange(true, std::memory_order_seq_cst)) return false;
+  if (!keep_watch) {
+    std::lock_guard lock(mutex_);
+    watch(false, watching_writing_);
+  }
+  return true;
+}
+
+void Lane::unlead() {
+  led_.store(false, std::memory_order_seq_cst);
+  attend();
+}
+
+void Lane::attend() {
+  std::lock_guard lock(mutex_);
+  if (state_ == kDown) return;
+  const bool reading = !led_.load(std::memory_order_seq_cst) && (!outbox_.idle() || state_ == kGreeting);
+  watch(reading, unsent_locked());
+}
+
+void Lane::watch(bool reading, bool writing) {
+  if (state_ == kDown || (reading == watching_reading_ && writing == watching_writing_)) return;
+  watching_reading_ = reading;
+  watching_writing_ = writing;
+  links_.watch().change(fd(), links_.tag(*this), reading, writing);
+}
+
+void Lane::maintain(int64_t now_ns) {
+  std::lock_guard lock(mutex_);
+  if (state_ == kDown || !raw_.empty() || in_frame_) return;
+  if (now_ns - progress_ns_.load(std::memory_order_relaxed) < ask_ns_) return;
+  if (state_ == kGreeting) {
+    raw_ = hello_frame();
+  } else if (outbox_.has_sent() && !outbox_.has_queued()) {
+    asked_ = outbox_.to_ask(limits::kAskedMax);
+    wire::Header header;
+    header.op = static_cast<uint8_t>(Op::kAsk);
+    header.request = asking_ = links_.next_request();
+    header.session = links_.incarnation();
+    header.app = links_.app_number(server_);
+    const std::string body(reinterpret_cast<const char*>(asked_.data()), asked_.size() * sizeof(uint64_t));
+    raw_ = frame_of(header, &body);
+  } else {
+    return;
+  }
+  progress_ns_.store(now_ns, std::memory_order_relaxed);
+  ask_ns_ = std::min<int64_t>(2 * ask_ns_, limits::kAskMsMax * int64_t{1'000'000});
+}
+
+std::string Lane::hello_frame() const {
+  wire::Header header;
+  header.op = static_cast<uint8_t>(Op::kHello);
+  header.request = kHelloRequest;
+  header.session = links_.incarnation();
+  const std::string body = encode(links_.hello(*this));
+  return frame_of(header, &body);
+}
+
+void Lane::attach(int fd) {
+  {
+    std::scoped_lock lock(receiving_, mutex_);
+    if (state_ != kDown || !failed_.ok()) {
+      os::close_socket(fd);
+      return;
+    }
+    os::set_up_socket(fd, limits::kStallMs);
+    os::close_after_fork(fd, true);
+    checksums_ = links_.checksums(fd);
+    fd_ = fd;
+    state_ = kGreeting;
+    raw_ = hello_frame();
+    progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
+    ask_ns_ = limits::kAskMs * int64_t{1'000'000};
+    watching_reading_ = watching_writing_ = false;
+    links_.watch().add(fd, links_.tag(*this));
+  }
+  pump_send();
+  attend();
+}
+
+void Lane::say_goodbye() {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != kReady || in_frame_) return;
+    wire::Header header;
+    header.op = static_cast<uint8_t>(Op::kGoodbye);
+    header.request = links_.next_request();
+    header.session = links_.incarnation();
+    header.app = links_.app_number(server_);
+    raw_ = frame_of(header, nullptr);
+  }
+  pump_send();
+}
+
+void Lane::fail(const Status& status) {
+  std::vector<Ref<Trip>> ended;
+  {
+    std::scoped_lock lock(receiving_, mutex_);
+    if (!failed_.ok()) return;
+    failed_ = status;
+    disconnect();
+    outbox_.each([&](uint64_t, const Ref<Trip>& trip) { ended.push_back(trip); });
+  }
+  for (const Ref<Trip>& trip : ended) {
+    if (trip->status.ok()) trip->status = status;
+    finish(trip);
+  }
+}
+
+// With both locks. Whoever polls the socket is woken first and looks at the state.
+void Lane::disconnect() {
+  if (state_ == kDown) return;
+  links_.watch().remove(fd());
+  os::shut_down(fd());
+  os::close_socket(fd());
+  fd_ = -1;
+  state_ = kDown;
+  outbox_.lost();
+  pieces_.clear();
+  piece_ = 0;
+  in_frame_ = false;
+  sending_ = Ref<Trip>();
+  raw_.clear();
+  asked_.clear();
+  reset_parser();
+}
+
+void Lane::tear_down(const std::string& why) {
+  std::vector<Ref<Trip>> ended;
+  {
+    std::lock_guard lock(mutex_);
+    if (sending_ && sending_->ends_later) ended.push_back(sending_);
+    disconnect();
+  }
+  for (const Ref<Trip>& trip : ended) finish(trip);
+  links_.want_dial(*this, why);
+}
+
+void Lane::finish(const Ref<Trip>& trip) {
+  {
+    std::lock_guard lock(mutex_);
+    if (sending_.get() == trip.get()) {  // it is being sent again; its numbers are needed until that is done
+      trip->ends_later = true;
+      outbox_.answered(trip->header.request);
+      return;
+    }
+    outbox_.answered(trip->header.request);
+  }
+  if (!trip->owner) return;  // it has ended before
+  const Ref<Work> owner = std::move(trip->owner);
+  links_.trip_over(server_);
+  trip->cargo->over(trip->status);
+}
+
+// ---- receiving ----------------------------------------------------------------------------------------------------
+
+void Lane::reset_parser() {
+  ahead_begin_ = ahead_end_ = 0;
+  in_trip_ = Ref<Trip>();
+  in_trip_part_ = nullptr;
+  expect(kHeader, head_, kSection);
+}
+
+void Lane::expect(Stage stage, std::byte* to, size_t bytes) {
+  stage_ = stage;
+  target_ = to;
+  need_ = bytes;
+  got_ = 0;
+}
+
+void Lane::pump_receive() {
+  std::lock_guard lock(receiving_);
+  if (state_ == kDown) return;
+  if (ahead_.room(limits::kReadAheadBytes) == nullptr) return;
+  bool arrived = false;
+  for (;;) {
+    bool drained = false;
+    if (got_ < need_ && ahead_begin_ == ahead_end_) {
+      const size_t rest = need_ - got_;
+      os::Piece pieces[2] = {{target_ + got_, rest}, {ahead_.data(), limits::kReadAheadBytes}};
+      const bool direct = rest >= kDirectBytesMin;
+      const long n = os::receive_pieces(fd(), direct ? pieces : pieces + 1, direct ? 2 : 1, false);
+      if (n == os::kWouldBlock) break;
+      if (n == os::kBroken) {
+        tear_down(complaint_.empty() ? os::failure_of(fd()) : complaint_);
+        return;
+      }
+      arrived = true;
+      const size_t straight = direct ? std::min(rest, static_cast<size_t>(n)) : 0;
+      got_ += straight;
+      ahead_begin_ = 0;
+      ahead_end_ = static_cast<size_t>(n) - straight;
+      drained = static_cast<size_t>(n) < (direct ? rest : 0) + limits::kReadAheadBytes;
+    }
+    if (!parse()) {
+      tear_down(complaint_);
+      return;
+    }
+    // Between frames, with nothing more to be had: the answer is worth more than a look that finds nothing.
+    if (drained && stage_ == kHeader && got_ == 0 && ahead_begin_ == ahead_end_) break;
+  }
+  if (arrived) {
+    progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
+    std::lock_guard sending(mutex_);
+    ask_ns_ = limits::kAskMs * int64_t{1'000'000};
+  }
+}
+
+// Uses up what was read ahead.
+bool Lane::parse() {
+  for (;;) {
+    if (const size_t n = std::min(need_ - got_, ahead_end_ - ahead_begin_); n != 0) {
+      std::memcpy(target_ + got_, ahead_.data() + ahead_begin_, n);
+      got_ += n;
+      ahead_begin_ += n;
+    }
+    if (got_ < need_) return true;
+    if (!advance()) return false;
+  }
+}
+
+bool Lane::broken_rule(const std::string& what) {
+  complaint_ = "an answer breaks the rules: " + what;
+  return false;
+}
+
+bool Lane::advance() {
+  switch (stage_) {
+    case kHeader: {
+      if (const Status status = wire::decode(head_, &in_header_); !status.ok()) return broken_rule(status.message());
+      if (!in_header_.answer()) return broken_rule("a request, expected an answer");
+      frame_left_ = in_header_.length - in_header_.extension_bytes;
+      parts_left_ = in_header_.parts;
+      {
+        std::lock_guard lock(mutex_);
+        Ref<Trip>* const trip = outbox_.find(in_header_.request);
+        in_trip_ = trip != nullptr && (*trip)->header.op == (in_header_.op & ~wire::kAnswer) ? *trip : Ref<Trip>();
+      }
+      in_items_.resize(in_header_.extension_bytes);
+      expect(kExtensions, reinterpret_cast<std::byte*>(in_items_.data()), in_items_.size());
+      return true;
+    }
+    case kExtensions: break;
+    case kPart:
+      if (const Status status = wire::decode(head_, &in_part_); !status.ok()) return broken_rule(status.message());
+      if (frame_left_ < kSection || in_part_.bytes() > frame_left_ - kSection)
+        return broken_rule("a part of " + std::to_string(in_part_.bytes()) + " bytes, more than its frame has");
+      frame_left_ -= kSection + in_part_.bytes();
+      --parts_left_;
+      find_part();
+      in_items_.resize(wire::padded(in_part_.items_bytes));
+      expect(kItems, reinterpret_cast<std::byte*>(in_items_.data()), in_items_.size());
+      return true;
+    case kItems:
+      in_items_.resize(in_part_.items_bytes);
+      if (in_part_.items_bytes != 0 && crc32c(in_items_.data(), in_items_.size()) != in_part_.items_crc)
+        return broken_rule("the checksum of the items is wrong");
+      return expect_numbers();
+    case kNumbers:
+      expect(kPad, pad_, wire::padded(in_part_.numbers_bytes) - (landed_ != nullptr ? in_part_.numbers_bytes : need_));
+      return true;
+    case kPad:
+      if (!end_part()) return false;
+      break;
+  }
+  if (parts_left_ != 0) {
+    expect(kPart, head_, kSection);
+    return true;
+  }
+  if (frame_left_ != 0) return broken_rule("a frame longer than its parts");
+  in_trip_ = Ref<Trip>();
+  expect(kHeader, head_, kSection);
+  return true;
+}
+
+void Lane::find_part() {
+  in_trip_part_ = nullptr;
+  if (!in_trip_) return;
+  if (in_header_.operation() == Op::kList && in_part_.value <= limits::kObjectsMax) in_trip_->grow(in_part_.value);
+  in_trip_part_ = in_trip_->find(in_part_.shard);
+  if (in_trip_part_ != nullptr && in_trip_part_->answered) in_trip_part_ = nullptr;
+}
+
+bool Lane::expect_numbers() {
+  landed_ = nullptr;
+  discarded_ = false;
+  const uint64_t bytes = in_part_.numbers_bytes;
+  if (bytes != 0 && in_trip_part_ != nullptr && in_part_.status == 0)
+    landed_ = in_trip_->cargo->landing(in_trip_part_->part, bytes);
+  if (landed_ != nullptr) {
+    expect(kNumbers, landed_, bytes);
+    return true;
+  }
+  if (bytes != 0 && in_numbers_.room(wire::padded(bytes)) == nullptr) return broken_rule("no memory for its numbers");
+  expect(kNumbers, in_numbers_.data(), wire::padded(bytes));
+  return true;
+}
+
+bool Lane::end_part() {
+  const uint64_t bytes = in_part_.numbers_bytes;
+  if (bytes != 0 && (in_header_.flags & wire::kChecksummed) != 0 && !discarded_ &&
+      crc32c(landed_ != nullptr ? landed_ : in_numbers_.data(), bytes) != in_part_.numbers_crc)
+    return broken_rule("the checksum of the numbers is wrong");
+  const auto code = static_cast<Code>(std::min<uint8_t>(in_part_.status, static_cast<uint8_t>(Code::kInternal)));
+  if (in_header_.request == 0) {
+    complaint_ = "it said: " + wire::printable(in_items_);
+    return true;
+  }
+  if (in_header_.request == kHelloRequest && in_header_.operation() == Op::kHello) return welcomed(code);
+  if (in_header_.operation() == Op::kAsk) return heard(code);
+  if (in_trip_part_ == nullptr) return true;  // answered before
+  if (code == Code::kCorrupt || code == Code::kOutOfSequence) {
+    std::lock_guard lock(mutex_);
+    outbox_.again(in_header_.request);
+    return true;
+  }
+  if (code == Code::kOk) {
+    const Status landed = in_trip_->cargo->land(in_trip_part_->part, in_part_, in_items_,
+                                                landed_ != nullptr || bytes == 0 ? nullptr : in_numbers_.data());
+    if (!landed.ok()) return broken_rule(landed.message());
+  } else if (in_trip_->status.ok()) {
+    in_trip_->status = Status(code, links_.servers()[server_] + ": " + wire::printable(in_items_));
+  }
+  in_trip_part_->answered = true;
+  if (--in_trip_->unanswered == 0) finish(in_trip_);
+  return true;
+}
+
+bool Lane::welcomed(Code code) {
+  Status status;
+  Welcome welcome;
+  if (code != Code::kOk) {
+    status = Status(code, links_.servers()[server_] + ": " + wire::printable(in_items_));
+  } else {
+    status = decode(in_items_, &welcome);
+    if (status.ok()) status = links_.welcomed(server_, welcome);
+  }
+  if (!status.ok()) {
+    refusal_ = status;
+    complaint_ = status.message();
+    return false;
+  }
+  complaint_.clear();
+  uint8_t greeting = kGreeting;
+  state_.compare_exchange_strong(greeting, kReady);
+  links_.became_ready();
+  return true;
+}
+
+bool Lane::heard(Code code) {
+  if (code != Code::kOk) return true;
+  std::lock_guard lock(mutex_);
+  if (in_header_.request != asking_) return true;
+  std::vector<uint64_t> held(in_items_.size() / sizeof(uint64_t));
+  std::memcpy(held.data(), in_items_.data(), held.size() * sizeof(uint64_t));
+  outbox_.heard(asked_, held);
+  asked_.clear();
+  asking_ = 0;
+  return true;
+}
+
+}  // namespace windlass

@@ -1,0 +1,163 @@
+// Lane: one of a client's two connections to a server.
+//
+// Any thread may send: what the socket does not take at once stays queued. One thread at a time receives, the leader: a
+// caller that waits for its answer, or else the thread of Links. So an answer wakes the very thread that waits for it,
+// and a request that nobody waits for is still looked after.
+//
+// A connection that breaks is torn down by its leader; everything without an answer goes back into the outbox, and
+// Links asks for a new connection. Frames, sequences and the server's records make the repetition harmless.
+//
+// Thread safety: every public method from any thread, except those that belong to the leader.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/os.h"
+#include "client/trip.h"
+#include "session/outbox.h"
+#include "transport/messages.h"
+
+namespace windlass {
+
+class Links;
+
+class Lane {
+ public:
+  Lane(Links& links, uint32_t server, uint8_t number);
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane();
+
+  uint32_t server() const { return server_; }
+  uint8_t number() const { return number_; }
+
+  // Queues a trip; it is sent by the next pump_send().
+  void submit(const Ref<Trip>& trip);
+  // Sends what the socket takes without waiting.
+  void pump_send();
+  bool unsent();
+  // Makes sure that somebody looks after what is under way: the leader, or the thread of Links.
+  void attend();
+
+  // keep_watch: for the thread of Links, which is told of what arrives anyway.
+  bool try_lead(bool keep_watch = false);
+  void unlead();
+  bool led() const { return led_.load(std::memory_order_acquire); }
+  bool ready() const { return state_.load(std::memory_order_acquire) == kReady; }
+  bool connected() const { return state_.load(std::memory_order_acquire) != kDown; }
+  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  // The leader's. Handles what has arrived; a broken connection is torn down.
+  void pump_receive();
+  // The leader's. Asks after requests that have been without an answer for long.
+  void maintain(int64_t now_ns);
+  bool idle();
+
+  // A new connection, authenticated.
+  void attach(int fd);
+  // Everything that is under way fails with this, and so does what comes later.
+  void fail(const Status& status);
+  void say_goodbye();
+  // What the server refused the connection with; ok when it did not.
+  const Status& refusal() const { return refusal_; }
+
+  // Nothing is sent or received while these are held; for a caller that takes its memory back.
+  struct Hold {
+    std::unique_lock<std::mutex> receiving, sending;
+  };
+  Hold hold() { return {std::unique_lock(receiving_), std::unique_lock(mutex_)}; }
+  // With the hold: numbers on their way out are at `to` now instead of [from, from + bytes).
+  void rebase(const std::byte* from, size_t bytes, const std::byte* to);
+  // With the hold: what is arriving for the trip must not go into the caller's memory any more.
+  void abandon(const Trip& trip);
+  // Whether none of the trip has left yet; `change` runs if so.
+  template <class F>
+  bool change_unsent(Trip& trip, F change) {
+    std::lock_guard lock(mutex_);
+    if (trip.begun) return false;
+    change();
+    return true;
+  }
+
+ private:
+  enum State : uint8_t { kDown, kGreeting, kReady };
+  enum Stage : uint8_t { kHeader, kExtensions, kPart, kItems, kNumbers, kPad };
+
+  // Sending, with mutex_.
+  bool unsent_locked() const;
+  bool fill();
+  void begin_frame(const Ref<Trip>& trip);
+  bool add_part(const Trip::Part& part, size_t* bytes);
+  void add_piece(const void* data, size_t bytes);
+  void watch(bool reading, bool writing);
+  std::string hello_frame() const;
+  // Receiving, with receiving_.
+  void reset_parser();
+  void expect(Stage stage, std::byte* to, size_t bytes);
+  bool parse();
+  bool advance();
+  void find_part();
+  bool expect_numbers();
+  bool end_part();
+  bool welcomed(Code code);
+  bool heard(Code code);
+  bool broken_rule(const std::string& what);
+  void tear_down(const std::string& why);
+  // With both.
+  void disconnect();
+  // With neither, or with receiving_.
+  void finish(const Ref<Trip>& trip);
+
+  Links& links_;
+  const uint32_t server_;
+  const uint8_t number_;
+  std::atomic<uint8_t> state_{kDown};
+  std::atomic<int> fd_{-1};
+  std::atomic<bool> led_{false};
+
+  std::mutex mutex_;  // of what follows, which is for sending
+  Outbox<Ref<Trip>> outbox_;
+  Ref<Trip> sending_;  // whose frame is on its way out
+  bool in_frame_ = false;
+  bool checksums_ = false;
+  std::vector<uint32_t> frame_parts_;  // of the trip, that the frame has
+  size_t next_part_ = 0;
+  Buffer scratch_;  // headers, items, and numbers that had to be gathered
+  size_t scratch_used_ = 0;
+  std::vector<os::Piece> pieces_;  // ready to be sent
+  size_t piece_ = 0;
+  std::string raw_;  // a frame without a trip: hello, ask, goodbye
+  std::vector<uint64_t> asked_;
+  uint64_t asking_ = 0;                  // the request that asks
+  std::atomic<int64_t> progress_ns_{0};  // when something last arrived
+  int64_t ask_ns_ = 0;                   // how long after that to ask
+  bool watching_reading_ = false, watching_writing_ = false;
+  Status failed_;
+
+  std::mutex receiving_;  // of what follows
+  Buffer ahead_;          // read and not used yet
+  size_t ahead_begin_ = 0, ahead_end_ = 0;
+  Stage stage_ = kHeader;
+  std::byte* target_ = nullptr;  // where the bytes of the stage go
+  size_t need_ = 0, got_ = 0;
+  std::byte head_[limits::kSectionBytes], pad_[limits::kSectionBytes];
+  wire::Header in_header_;
+  wire::Part in_part_;
+  uint64_t frame_left_ = 0;
+  uint32_t parts_left_ = 0;
+  Ref<Trip> in_trip_;                   // null: nobody waits for it any more
+  Trip::Part* in_trip_part_ = nullptr;  // likewise
+  std::string in_items_;
+  Buffer in_numbers_;
+  std::byte* landed_ = nullptr;  // where the numbers went, if not into in_numbers_
+  bool discarded_ = false;       // some of the numbers went nowhere
+  std::string complaint_;        // why the connection will be broken
+  Status refusal_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,267 @@
+#include "client/links.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace windlass {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+constexpr int64_t kIdleNs = 1000 * kMs;  // how often the thread looks around when nothing is under way
+
+}  // namespace
+
+Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums)
+    : servers_(std::move(servers)),
+      app_(std::move(app)),
+      rank_(rank),
+      world_size_(world_size),
+      checksums_(checksums),
+      peers_(std::make_unique<Peer[]>(servers_.size())) {
+  for (uint32_t s = 0; s < servers_.size(); ++s) {
+    for (uint8_t n = 0; n < limits::kLanes; ++n) {
+      lanes_.push_back(std::make_unique<Lane>(*this, s, n));
+      wanted_.push_back({s, n});
+    }
+  }
+}
+
+Links::~Links() = default;
+
+void Links::start() {
+  running_ = 1;
+  std::thread([self = shared_from_this()]() mutable {
+    self->run();
+    for (const auto& lane : self->lanes_) lane->fail(Status(Code::kClosed, "the cluster has been closed"));
+    self->running_.store(0, std::memory_order_release);
+    os::wake_all(self->running_);
+  }).detach();
+}
+
+void Links::stop() {
+  {
+    std::lock_guard lock(dial_mutex_);
+    stopped_ = true;
+  }
+  dial_wanted_.notify_all();
+  watch_.wake();
+}
+
+bool Links::ended(int64_t deadline_ns) {
+  while (running_.load(std::memory_order_acquire) != 0) {
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    os::wait(running_, 1, left);
+  }
+  return true;
+}
+
+// What nobody waits for is received here, and lanes that have been silent for long are asked.
+void Links::run() {
+  constexpr size_t kMany = 64;
+  uint64_t tags[kMany];
+  bool busy = false;
+  while (!stopped_) {
+    const size_t n = watch_.wait(tags, kMany, busy ? limits::kAskMs * kMs : kIdleNs);
+    for (size_t i = 0; i < n; ++i) {
+      Lane& lane = *lanes_[tags[i]];
+      lane.pump_send();
+      if (lane.try_lead(true)) {
+        lane.pump_receive();
+        lane.pump_send();
+        lane.unlead();
+      } else {
+        lane.attend();
+      }
+    }
+    busy = false;
+    const int64_t now = os::now_ns();
+    for (const auto& lane : lanes_) {
+      if (lane->idle()) continue;
+      busy = true;
+      if (!lane->try_lead(true)) continue;
+      lane->maintain(now);
+      lane->pump_send();
+      lane->unlead();
+    }
+  }
+}
+
+void Links::want_dial(const Lane& lane, const std::string& why) {
+  {
+    Peer& peer = peers_[lane.server()];
+    std::lock_guard lock(peer.mutex);
+    peer.trouble = why;
+  }
+  {
+    std::lock_guard lock(dial_mutex_);
+    wanted_.push_back({lane.server(), lane.number()});
+  }
+  dial_wanted_.notify_all();
+}
+
+bool Links::need_dial(Wanted* wanted) {
+  for (;;) {
+    {
+      std::unique_lock lock(dial_mutex_);
+      dial_wanted_.wait(lock, [this] { return stopped_ || !wanted_.empty(); });
+      if (stopped_) return false;
+      *wanted = wanted_.front();
+      wanted_.pop_front();
+    }
+    const Status refusal = lane(wanted->server, wanted->lane).refusal();
+    if (refusal.ok()) return true;
+    lost(wanted->server, refusal);
+  }
+}
+
+void Links::lost(uint32_t server, const Status& status) {
+  {
+    std::lock_guard lock(peers_[server].mutex);
+    if (peers_[server].lost.ok()) peers_[server].lost = status;
+  }
+  for (uint8_t n = 0; n < limits::kLanes; ++n) lane(server, n).fail(status);
+  changed();
+}
+
+Status Links::welcomed(uint32_t server, const Welcome& welcome) {
+  Peer& peer = peers_[server];
+  uint64_t before = 0;
+  if (!peer.incarnation.compare_exchange_strong(before, welcome.incarnation) && before != welcome.incarnation) {
+    return Status(Code::kServerLost,
+                  servers_[server] + " was started again and has lost what it held; connect() again");
+  }
+  peer.app = welcome.app;
+  return {};
+}
+
+void Links::changed() {
+  changes_.fetch_add(1, std::memory_order_seq_cst);
+  if (waiters_.load(std::memory_order_seq_cst) != 0) os::wake_all(changes_);
+}
+
+void Links::became_ready() { changed(); }
+
+void Links::trip_over(uint32_t server) {
+  if (peers_[server].under_way.fetch_sub(1, std::memory_order_seq_cst) == limits::kWindowMax) changed();
+}
+
+Status Links::wait_ready(int64_t deadline_ns) {
+  waiters_.fetch_add(1, std::memory_order_seq_cst);
+  Status status;
+  for (;;) {
+    const uint32_t seen = changes_.load(std::memory_order_seq_cst);
+    const Lane* missing = nullptr;
+    for (const auto& lane : lanes_) {
+      if (!lane->ready()) missing = lane.get();
+      std::lock_guard lock(peers_[lane->server()].mutex);
+      if (status.ok()) status = peers_[lane->server()].lost;
+    }
+    if (missing == nullptr || !status.ok()) break;
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) {
+      status = Status(Code::kTimeout, "connect: " + phase(missing->server()));
+      break;
+    }
+    os::wait(changes_, seen, left);
+  }
+  waiters_.fetch_sub(1, std::memory_order_seq_cst);
+  return status;
+}
+
+Status Links::reserve(const std::vector<uint32_t>& servers, const std::string& what, int64_t deadline_ns) {
+  Status status;
+  size_t done = 0;
+  for (; done < servers.size() && status.ok(); ++done) {
+    Peer& peer = peers_[servers[done]];
+    for (;;) {
+      const uint32_t seen = changes_.load(std::memory_order_seq_cst);
+      {
+        std::lock_guard lock(peer.mutex);
+        status = peer.lost;
+      }
+      if (status.ok() && stopped_) status = Status(Code::kClosed, "the cluster has been closed");
+      if (!status.ok()) break;
+      uint32_t used = peer.under_way.load(std::memory_order_seq_cst);
+      while (used < limits::kWindowMax && !peer.under_way.compare_exchange_weak(used, used + 1)) {
+      }
+      if (used < limits::kWindowMax) break;
+      const int64_t left = deadline_ns - os::now_ns();
+      if (left <= 0) {
+        status = Status(Code::kTimeout, "not begun; " + std::to_string(limits::kWindowMax) +
+                                            " requests are without an answer; " + phase(servers[done]));
+        break;
+      }
+      waiters_.fetch_add(1, std::memory_order_seq_cst);
+      os::wait(changes_, seen, left);
+      waiters_.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    if (!status.ok()) break;
+  }
+  if (status.ok()) return {};
+  for (size_t i = 0; i < done; ++i) trip_over(servers[i]);
+  return Status(status.code(), what + ": " + status.message());
+}
+
+Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
+  trip->header.request = next_request();
+  Lane& to = lane(server, trip->bytes >= limits::kBulkBytesMin ? 1 : 0);
+  to.submit(trip);
+  return to;
+}
+
+bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
+  static const bool may_spin = os::cores() > 1;
+  size_t led = 0;
+  while (led < lanes.size() && lanes[led]->try_lead()) ++led;
+  if (led == lanes.size() && led != 0) {
+    std::vector<os::Polled> sockets(led);
+    const int64_t spin_end = os::now_ns() + (may_spin ? limits::kSpinNs : 0);
+    for (;;) {
+      bool up = true;
+      for (Lane* lane : lanes) {
+        lane->pump_receive();
+        lane->pump_send();
+        up = up && lane->connected();
+      }
+      const int64_t now = os::now_ns();
+      if (work.done() || !up || now >= deadline_ns) break;
+      if (now < spin_end) continue;
+      for (size_t i = 0; i < led; ++i) {
+        lanes[i]->maintain(now);
+        lanes[i]->pump_send();
+        sockets[i] = {lanes[i]->fd(), lanes[i]->unsent(), false};
+      }
+      os::poll(sockets.data(), led, std::min(deadline_ns - now, limits::kAskMs * kMs));
+    }
+  }
+  for (size_t i = 0; i < led; ++i) lanes[i]->unlead();
+  return work.done() || work.sleep_until(deadline_ns);
+}
+
+std::string Links::phase(uint32_t server) {
+  Peer& peer = peers_[server];
+  bool ready = true, known = peer.incarnation != 0;
+  for (uint8_t n = 0; n < limits::kLanes; ++n) ready = ready && lane(server, n).ready();
+  if (ready) return "waiting for " + servers_[server];
+  std::lock_guard lock(peer.mutex);
+  return (known ? "connecting again to " : "connecting to ") + servers_[server] +
+         (peer.trouble.empty() ? "" : " (" + peer.trouble + ")");
+}
+
+void Links::trouble(uint32_t server, const std::string& why) {
+  std::lock_guard lock(peers_[server].mutex);
+  peers_[server].trouble = why;
+}
+
+void Links::say_goodbye() {
+  for (const auto& lane : lanes_) {
+    if (lane->number() == 0) lane->say_goodbye();
+  }
+}
+
+Hello Links::hello(const Lane& lane) const {
+  return {rank_, world_size_, lane.number(), lane.server(), app_, servers_};
+}
+
+}  // namespace windlass

@@ -1,0 +1,105 @@
+// Links: a client's connections to its servers, and the thread that looks after them.
+//
+// Connections are made in Python, which knows the token: need_dial() tells it which are wanted, attach() takes them. A
+// server that stays out of reach, or comes back without what it held, is lost, and so is everything on its way there.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/os.h"
+#include "client/lane.h"
+
+namespace windlass {
+
+class Links : public std::enable_shared_from_this<Links> {
+ public:
+  Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums);
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+  ~Links();
+
+  void start();                     // the thread
+  void stop();                      // it ends, and with it everything under way
+  bool ended(int64_t deadline_ns);  // waits for that
+
+  const std::vector<std::string>& servers() const { return servers_; }
+  const std::string& app() const { return app_; }
+  uint64_t incarnation() const { return incarnation_; }
+  uint32_t rank() const { return rank_; }
+  uint32_t world_size() const { return world_size_; }
+
+  // For Python: the next connection that is wanted. False when the links are closed.
+  struct Wanted {
+    uint32_t server;
+    uint8_t lane;
+  };
+  bool need_dial(Wanted* wanted);
+  void attach(const Wanted& which, int fd) { lane(which.server, which.lane).attach(fd); }
+  void lost(uint32_t server, const Status& status);
+  // Until every lane is ready, or one server is lost.
+  Status wait_ready(int64_t deadline_ns);
+
+  // Sends trips to their servers, in order. Before: room in each server's window. After: somebody will receive.
+  Status reserve(const std::vector<uint32_t>& servers, const std::string& what, int64_t deadline_ns);
+  Lane& submit(const Ref<Trip>& trip, uint32_t server);
+  // Waits for work whose trips are on these lanes, receiving meanwhile where nobody else does; true when it is done.
+  bool wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
+
+  // What a server is doing, for an error: where its connections stand.
+  std::string phase(uint32_t server);
+  void trouble(uint32_t server, const std::string& why);  // why it cannot be reached at the moment
+  void say_goodbye();
+
+  // For lanes.
+  Lane& lane(uint32_t server, uint8_t number) { return *lanes_[server * limits::kLanes + number]; }
+  os::Watch& watch() { return watch_; }
+  uint64_t tag(const Lane& lane) const { return lane.server() * limits::kLanes + lane.number(); }
+  void want_dial(const Lane& lane, const std::string& why);
+  Status welcomed(uint32_t server, const Welcome& welcome);  // an error: not the server it was
+  void became_ready();
+  void trip_over(uint32_t server);
+  uint32_t app_number(uint32_t server) const { return peers_[server].app.load(std::memory_order_relaxed); }
+  uint64_t next_request() { return next_request_.fetch_add(1, std::memory_order_relaxed); }
+  Hello hello(const Lane& lane) const;
+  bool checksums(int fd) const { return checksums_ < 0 ? !os::same_host(fd) : checksums_ != 0; }
+
+ private:
+  struct Peer {
+    std::atomic<uint32_t> app{0};
+    std::atomic<uint64_t> incarnation{0};
+    std::atomic<uint32_t> under_way{0};
+    std::mutex mutex;
+    Status lost;
+    std::string trouble;  // why the last connection broke
+  };
+  void run();
+
+  const std::vector<std::string> servers_;
+  const std::string app_;
+  const uint32_t rank_, world_size_;
+  const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
+  const uint64_t incarnation_ = os::random_u64();
+  std::atomic<uint64_t> next_request_{2};  // 1 is hello
+  std::unique_ptr<Peer[]> peers_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  os::Watch watch_;
+  std::atomic<bool> stopped_{false};
+  std::atomic<uint32_t> running_{0};
+  std::atomic<uint32_t> changes_{0};  // of readiness, of windows: who waits for either looks again
+  std::atomic<uint32_t> waiters_{0};
+  void changed();
+
+  std::mutex dial_mutex_;
+  std::condition_variable dial_wanted_;
+  std::deque<Wanted> wanted_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,111 @@
+// Remote: the part of a request that sends it to servers elsewhere. One trip per server that it touches.
+//
+// A class that is Work and has shards to ask derives from this as well, says what travels (Cargo), and ends one part of
+// its work per trip.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client/call.h"
+#include "client/links.h"
+#include "client/trip.h"
+
+namespace windlass {
+
+class Remote : public Cargo {
+ protected:
+  explicit Remote(std::shared_ptr<Links> links) : links_(std::move(links)) {}
+  ~Remote() = default;
+
+  struct Plan {
+    wire::Op op;
+    uint32_t object = 0;
+    Dtype dtype_in = Dtype::kFloat32, dtype_out = Dtype::kFloat32;
+    uint16_t flags = 0;  // of every part
+    uint64_t bytes = 0;  // of the larger array
+    const Hyper* hyper = nullptr;
+    int64_t deadline_ns = limits::kNoDeadline;
+  };
+  // Part i is about shards[i], in ascending order.
+  void make_trips(Work* self, const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
+  // A request to one server, about no shard.
+  void make_trip(Work* self, const Plan& plan, uint32_t server);
+  Status reserve(const std::string& what, int64_t deadline_ns) { return links_->reserve(servers_, what, deadline_ns); }
+  // Numbers every part: number(shard, &part).
+  template <class F>
+  void number(F number) {
+    for (const Ref<Trip>& trip : trips_) {
+      for (Trip::Part& part : trip->parts) number(part.shard, &part);
+    }
+  }
+  void submit();  // in the order of the numbers
+  void set_off(How how);
+  bool wait_away(Work& work, int64_t deadline_ns) { return links_->wait(work, lanes_, deadline_ns); }
+  std::string stuck() const;
+  // The caller's memory [from, from + bytes) is `to` now, and nothing is written into the caller's memory any more.
+  template <class F>
+  void move_out(const void* from, size_t bytes, const void* to, F change) {
+    std::vector<Lane::Hold> holds;
+    for (Lane* lane : lanes_) holds.push_back(lane->hold());
+    change();
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      if (to != nullptr) {
+        lanes_[i]->rebase(static_cast<const std::byte*>(from), bytes, static_cast<const std::byte*>(to));
+      }
+      for (const Ref<Trip>& trip : trips_) lanes_[i]->abandon(*trip);
+    }
+  }
+  // Turns what has not left yet into empty pushes; true when that was everything, *any when it was something.
+  bool take_back(bool* any);
+  uint32_t trips() const { return static_cast<uint32_t>(trips_.size()); }
+
+  const std::shared_ptr<Links> links_;
+
+ private:
+  Trip& add_trip(Work* self, const Plan& plan, uint32_t server);
+
+  std::vector<Ref<Trip>> trips_;
+  std::vector<uint32_t> servers_;  // of each trip
+  std::vector<Lane*> lanes_;       // likewise
+};
+
+// A question to servers: what is in the body or in the numbers of shards. For everything that is not a push or a pull.
+class Exchange final : public Work, public Remote {
+ public:
+  struct Answer {
+    wire::Part part;
+    std::string items;
+    std::vector<std::byte> numbers;
+  };
+  explicit Exchange(std::shared_ptr<Links> links) : Remote(std::move(links)) {}
+
+  // To one server, with a body.
+  Status ask(wire::Op op, uint32_t server, const std::string& body, const std::string& what, int64_t deadline_ns);
+  // To all shards of an object, or one; `value` and body go with each. `sent` is what each must have seen.
+  Status ask_shards(wire::Op op, const Map& map, const std::vector<uint32_t>& shards, const std::vector<uint64_t>& sent,
+                    uint64_t value, const std::string& body, const std::string& what, int64_t deadline_ns);
+  std::vector<Answer> answers;
+
+  void describe(uint32_t part, wire::Part* to) override;
+  void write_items(uint32_t part, std::byte* to) override;
+  const std::byte* numbers(uint32_t) override { return nullptr; }
+  void gather(uint32_t, std::byte*) override {}
+  std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
+  Status land(uint32_t part, const wire::Part& answer, const std::string& items, const std::byte* numbers) override;
+  void over(const Status& status) override { end_away(status); }
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+
+ protected:
+  Turn& turn(uint32_t) override { __builtin_unreachable(); }
+  Status run(uint32_t, bool) override { return {}; }
+
+ private:
+  Status go(const std::string& what, int64_t deadline_ns);
+  std::string body_;
+  uint64_t value_ = 0;
+  bool has_body_ = false;
+};
+
+}  // namespace windlass

@@ -1,0 +1,262 @@
+// Requests on tables whose shards are on servers elsewhere. Each key travels once: gradients of a repeated key are
+// combined before they leave, in order of occurrence, and its row is copied to every place that asked for it.
+#include <algorithm>
+#include <cstring>
+
+#include "client/remote.h"
+#include "client/table.h"
+
+namespace windlass {
+namespace {
+
+constexpr size_t kBlock = 256;  // rows that are handed to a kernel at once
+
+class RemoteTableCall final : public TableCall, public Remote {
+ public:
+  RemoteTableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request)
+      : TableCall(client, what, request), Remote(client->links()) {
+    if (request.in != nullptr) in_bytes_ = request.in->bytes();
+    find_repeats();
+  }
+
+ protected:
+  // Work.
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+  void let_go() override { keep_input(true); }
+  void cancel() override { keep_input(true); }
+  Turn& turn(uint32_t) override { __builtin_unreachable(); }
+  Status run(uint32_t, bool) override { return {}; }
+
+  // Call.
+  bool always_goes_on() const override { return true; }
+  std::string stuck() const override { return Remote::stuck(); }
+  bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
+  Status launch(How how, int64_t deadline_ns) override {
+    const bool numbered = pushes_ || erase_;
+    const wire::Op op = erase_                   ? wire::Op::kErase
+                        : !pushes_               ? wire::Op::kPull
+                        : arrays_.out == nullptr ? wire::Op::kPush
+                                                 : wire::Op::kPushPull;
+    const uint64_t rows = groups_.total() * client_->spec().dim * sizeof(float);
+    make_trips(this,
+               {.op = op,
+                .object = client_->map().object,
+                .dtype_in = wire_in(),
+                .dtype_out = arrays_.out_dtype,
+                .flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0)),
+                .bytes = erase_ ? groups_.total() * sizeof(uint64_t) : rows,
+                .hyper = pushes_ ? &hyper_ : nullptr,
+                .deadline_ns = deadline_ns},
+               client_->map(), shards_);
+    for (uint32_t part = 0; part < shards_.size(); ++part) {
+      const uint64_t bytes = uint64_t{unique_[part]} * client_->spec().dim * sizeof(float);
+      if (!erase_ && bytes > limits::kNumbersBytesMax) {
+        return Status(Code::kInvalidArgument, what() + ": " + std::to_string(bytes) + " bytes of rows for shard " +
+                                                  std::to_string(shards_[part]) + ", at most " +
+                                                  std::to_string(limits::kNumbersBytesMax) + "; use smaller batches");
+      }
+    }
+    WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
+    if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
+    begin_away(trips());
+    {
+      std::lock_guard lock(session().order_mutex());
+      std::vector<uint64_t>& sent = client_->progress()->sent;
+      if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+      number([&](uint32_t shard, Trip::Part* part) {
+        part->sequence = numbered ? ++sent[shard] : sent[shard];
+        part->clock = pushes_ ? clock_ : session().clock();
+      });
+      submit();
+    }
+    set_off(how);
+    return {};
+  }
+
+  // Cargo.
+  void describe(uint32_t part, wire::Part* to) override {
+    to->items = unique_[part];
+    to->items_bytes = unique_[part] * static_cast<uint32_t>(sizeof(uint64_t));
+    if (pushes_) to->numbers_bytes = uint64_t{unique_[part]} * client_->spec().dim * size_of(wire_in());
+  }
+  void write_items(uint32_t part, std::byte* to) override {
+    const Keyed* const keyed = keyed_of(part);
+    const uint32_t* const slot = slots_of(part);
+    for (size_t i = 0; i < size_of_part(part); ++i) {
+      const uint64_t key = unmix(keyed[i].hash);
+      std::memcpy(to + (slot != nullptr ? slot[i] : i) * sizeof key, &key, sizeof key);
+    }
+  }
+  const std::byte* numbers(uint32_t) override { return nullptr; }
+  void gather(uint32_t part, std::byte* to) override {
+    const Keyed* const keyed = keyed_of(part);
+    const size_t n = size_of_part(part), dim = client_->spec().dim, bytes = dim * size_of(arrays_.in_dtype);
+    const auto* const in = static_cast<const std::byte*>(arrays_.in);
+    if (repeats_ && slots_of(part) != nullptr) return gather_repeats(part, reinterpret_cast<float*>(to));
+    if (wire_in() != arrays_.in_dtype) {
+      for (size_t i = 0; i < n; ++i) {
+        kernels().to_f32(arrays_.in_dtype, in + keyed[i].at * bytes, reinterpret_cast<float*>(to) + i * dim, dim);
+      }
+    } else if (arrays_.in_dtype == Dtype::kFloat32) {
+      const float* from[kBlock];
+      float* into[kBlock];
+      for (size_t at = 0; at < n; at += kBlock) {
+        const size_t m = std::min(kBlock, n - at);
+        for (size_t i = 0; i < m; ++i) {
+          from[i] = reinterpret_cast<const float*>(in + keyed[at + i].at * bytes);
+          into[i] = reinterpret_cast<float*>(to + (at + i) * bytes);
+        }
+        kernels().copy_rows(from, into, m, static_cast<uint32_t>(dim), false);
+      }
+    } else {
+      for (size_t i = 0; i < n; ++i) std::memcpy(to + i * bytes, in + keyed[i].at * bytes, bytes);
+    }
+  }
+  std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
+  Status land(uint32_t part, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
+    if (erase_) erased_.fetch_add(answer.value, std::memory_order_relaxed);
+    if (arrays_.out == nullptr) return {};
+    const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.out_dtype);
+    if (answer.numbers_bytes != unique_[part] * bytes) {
+      return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
+                                         std::to_string(answer.numbers_bytes) + " bytes of rows");
+    }
+    if (!answers() || numbers == nullptr) return {};
+    const Keyed* const keyed = keyed_of(part);
+    const uint32_t* const slot = slots_of(part);
+    const size_t n = size_of_part(part);
+    auto* const out = static_cast<std::byte*>(arrays_.out);
+    const auto row = [&](size_t i) { return numbers + (slot != nullptr ? slot[i] : i) * bytes; };
+    if (arrays_.out_dtype != Dtype::kFloat32) {
+      for (size_t i = 0; i < n; ++i) std::memcpy(out + keyed[i].at * bytes, row(i), bytes);
+      return {};
+    }
+    const float* from[kBlock];
+    float* into[kBlock];
+    for (size_t at = 0; at < n; at += kBlock) {
+      const size_t m = std::min(kBlock, n - at);
+      for (size_t i = 0; i < m; ++i) {
+        from[i] = reinterpret_cast<const float*>(row(at + i));
+        into[i] = reinterpret_cast<float*>(out + keyed[at + i].at * bytes);
+      }
+      kernels().copy_rows(from, into, m, static_cast<uint32_t>(dim), arrays_.stream);
+    }
+    if (arrays_.stream) kernels().fence();
+    return {};
+  }
+  void over(const Status& status) override { end_away(status); }
+
+ private:
+  const Keyed* keyed_of(uint32_t part) const { return groups_.begin(shards_[part]); }
+  size_t size_of_part(uint32_t part) const { return groups_.size(shards_[part]); }
+  // For every key of the part, its place among those that travel; nullptr where none repeats.
+  const uint32_t* slots_of(uint32_t part) const {
+    if (slots_.empty() || unique_[part] == size_of_part(part)) return nullptr;
+    return slots_.data() + (keyed_of(part) - groups_.begin(0));
+  }
+  // Sums of short numbers travel in full.
+  Dtype wire_in() const { return repeats_ ? Dtype::kFloat32 : arrays_.in_dtype; }
+
+  void find_repeats() {
+    unique_.resize(shards_.size());
+    std::vector<uint32_t> table;  // entry + 1; 0: empty
+    std::vector<uint64_t> hashes;
+    for (uint32_t part = 0; part < shards_.size(); ++part) {
+      const Keyed* const keyed = keyed_of(part);
+      const size_t n = size_of_part(part);
+      size_t size = 16;
+      int bits = 4;
+      while (size < n * 2) size *= 2, ++bits;
+      table.assign(size, 0);
+      hashes.resize(std::max(hashes.size(), n));
+      uint32_t found = 0;
+      uint32_t* slot = nullptr;  // from the first repeat on
+      for (size_t i = 0; i < n; ++i) {
+        const uint64_t h = keyed[i].hash;
+        size_t at = place_of(h) >> (64 - bits);
+        while (table[at] != 0 && hashes[table[at] - 1] != h) at = (at + 1) & (size - 1);
+        if (table[at] == 0) {
+          hashes[found] = h;
+          table[at] = ++found;
+        } else if (slot == nullptr) {
+          slots_.resize(groups_.total());
+          slot = slots_.data() + (keyed - groups_.begin(0));
+          for (uint32_t k = 0; k < i; ++k) slot[k] = k;
+        }
+        if (slot != nullptr) slot[i] = table[at] - 1;
+      }
+      unique_[part] = found;
+      repeats_ = repeats_ || found != n;
+    }
+  }
+  void gather_repeats(uint32_t part, float* to) {
+    const Keyed* const keyed = keyed_of(part);
+    const uint32_t* const slot = slots_of(part);
+    const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.in_dtype);
+    const auto* const in = static_cast<const std::byte*>(arrays_.in);
+    const Combine combine = layout_of(client_->spec().rule.kind).combine;
+    std::vector<float> one(dim);
+    uint32_t seen = 0;
+    for (size_t i = 0; i < size_of_part(part); ++i) {
+      float* const row = to + slot[i] * dim;
+      if (slot[i] == seen) {
+        kernels().to_f32(arrays_.in_dtype, in + keyed[i].at * bytes, row, dim);
+        ++seen;
+      } else {
+        kernels().to_f32(arrays_.in_dtype, in + keyed[i].at * bytes, one.data(), dim);
+        kernels().combine(combine, row, one.data(), dim);
+      }
+    }
+  }
+  void keep_input(bool under_way) {
+    const void* const from = arrays_.in;
+    if (pushes_ && kept_ == nullptr) {
+      kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
+      std::memcpy(kept_.get(), from, in_bytes_);
+    }
+    const void* const to = pushes_ ? kept_.get() : from;
+    if (!under_way) {
+      arrays_.in = to;
+      return;
+    }
+    move_out(from, in_bytes_, nullptr, [&] { arrays_.in = to; });  // rows are always gathered first
+  }
+
+  uint64_t in_bytes_ = 0;
+  bool repeats_ = false;
+  std::vector<uint32_t> unique_;  // keys that travel, of each part
+  std::vector<uint32_t> slots_;   // in the order of groups_
+  std::unique_ptr<std::byte[]> kept_;
+};
+
+}  // namespace
+
+Ref<TableCall> make_remote_call(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request) {
+  return Ref<TableCall>(new RemoteTableCall(std::move(client), what, request));
+}
+
+Status TableClient::scan_remote(uint32_t shard, uint64_t* from, size_t most, int64_t deadline_ns,
+                                std::vector<uint64_t>* keys, std::vector<float>* weights, bool* more) {
+  constexpr uint64_t kAtOnceBytes = 16 << 20;
+  const uint64_t row = uint64_t{spec_.dim} * sizeof(float);
+  const uint64_t rows = std::min<uint64_t>(most, std::max<uint64_t>(1, kAtOnceBytes / row));
+  const Ref<Exchange> exchange(new Exchange(links()));
+  const std::string body(reinterpret_cast<const char*>(&rows), sizeof rows);
+  const std::string what = What{"export", "table", name_}.text();
+  WL_RETURN_IF_ERROR(exchange->ask_shards(wire::Op::kScan, map(), {shard}, sent(), *from, body, what, deadline_ns));
+  const Exchange::Answer& answer = exchange->answers[0];
+  const size_t n = answer.items.size() / sizeof(uint64_t);
+  if (n > rows || answer.numbers.size() != n * row) {
+    return Status(Code::kProtocolError, what + ": shard " + std::to_string(shard) + ": keys and rows do not fit");
+  }
+  const size_t before_keys = keys->size(), before = weights->size();
+  keys->resize(before_keys + n);
+  weights->resize(before + n * spec_.dim);
+  std::memcpy(keys->data() + before_keys, answer.items.data(), n * sizeof(uint64_t));
+  std::memcpy(weights->data() + before, answer.numbers.data(), n * row);
+  *from = answer.part.value;
+  *more = (answer.part.flags & wire::kMore) != 0;
+  return {};
+}
+
+}  // namespace windlass

@@ -1,0 +1,173 @@
+// Requests on tensors whose shards are on servers elsewhere.
+#include <algorithm>
+#include <cstring>
+
+#include "client/remote.h"
+#include "client/tensor.h"
+
+namespace windlass {
+namespace {
+
+class RemoteTensorCall final : public TensorCall, public Remote {
+ public:
+  RemoteTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
+      : TensorCall(client, what, request), Remote(client->links()) {
+    if (request.in != nullptr) in_bytes_ = request.in->bytes();
+  }
+
+ protected:
+  // Work.
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+  void let_go() override { keep_input(true); }
+  void cancel() override { keep_input(true); }
+  Turn& turn(uint32_t) override { __builtin_unreachable(); }
+  Status run(uint32_t, bool) override { return {}; }
+
+  // Call.
+  bool always_goes_on() const override { return true; }
+  std::string stuck() const override { return Remote::stuck(); }
+  bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
+  Status launch(How how, int64_t deadline_ns) override {
+    const wire::Op op = !pushes_ ? wire::Op::kPull : arrays_.out == nullptr ? wire::Op::kPush : wire::Op::kPushPull;
+    make_trips(this,
+               {.op = op,
+                .object = client_->map().object,
+                .dtype_in = arrays_.in_dtype,
+                .dtype_out = arrays_.out_dtype,
+                .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
+                .bytes = bytes(),
+                .hyper = pushes_ ? &hyper_ : nullptr,
+                .deadline_ns = deadline_ns},
+               client_->map(), shards_);
+    WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
+    if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
+    begin_away(trips());
+    {
+      std::lock_guard lock(session().order_mutex());
+      std::vector<uint64_t>& sent = client_->progress()->sent;
+      if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+      number([&](uint32_t shard, Trip::Part* part) {
+        part->sequence = pushes_ ? ++sent[shard] : sent[shard];
+        part->clock = pushes_ ? clock_ : session().clock();
+      });
+      submit();
+    }
+    set_off(how);
+    return {};
+  }
+
+  // Cargo.
+  void describe(uint32_t part, wire::Part* to) override {
+    const Cut& cut = client_->cut();
+    if (!newer_than_.empty()) to->value = newer_than_[shards_[part]];
+    if (pushes_) to->numbers_bytes = count(part) * size_of(arrays_.in_dtype);
+    const Span& first = spans(part)[0];
+    if (span_count(part) == 1 && first.n == cut.end_of(shards_[part]) - cut.first_of(shards_[part])) {
+      to->flags |= wire::kWhole;
+    } else {
+      to->items = static_cast<uint32_t>(span_count(part));
+      to->items_bytes = static_cast<uint32_t>(span_count(part) * 2 * sizeof(uint64_t));
+    }
+  }
+  void write_items(uint32_t part, std::byte* to) override {
+    for (size_t i = 0; i < span_count(part); ++i) {
+      const uint64_t item[2] = {spans(part)[i].first, spans(part)[i].n};
+      std::memcpy(to + i * sizeof item, item, sizeof item);
+    }
+  }
+  const std::byte* numbers(uint32_t part) override {
+    return together(part) ? static_cast<const std::byte*>(arrays_.in) + spans(part)[0].at * size_of(arrays_.in_dtype)
+                          : nullptr;
+  }
+  void gather(uint32_t part, std::byte* to) override {
+    const size_t size = size_of(arrays_.in_dtype);
+    for (size_t i = 0; i < span_count(part); ++i) {
+      const Span& s = spans(part)[i];
+      std::memcpy(to, static_cast<const std::byte*>(arrays_.in) + s.at * size, s.n * size);
+      to += s.n * size;
+    }
+  }
+  std::byte* landing(uint32_t part, uint64_t bytes) override {
+    const size_t size = size_of(arrays_.out_dtype);
+    if (!answers() || arrays_.out == nullptr || !repeats_.empty() || !together(part) || bytes != count(part) * size)
+      return nullptr;
+    return static_cast<std::byte*>(arrays_.out) + spans(part)[0].at * size;
+  }
+  Status land(uint32_t part, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
+    const bool changed = (answer.flags & wire::kUnchanged) == 0;
+    if (changed && arrays_.out != nullptr && answer.numbers_bytes != count(part) * size_of(arrays_.out_dtype)) {
+      return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
+                                         std::to_string(answer.numbers_bytes) + " bytes of numbers");
+    }
+    if (changed) changed_.store(true, std::memory_order_relaxed);
+    if (versioned_) versions_[shards_[part]] = answer.value;
+    if (numbers != nullptr && answers() && arrays_.out != nullptr) {
+      repeats_.empty() ? scatter(part, numbers) : scatter_repeats(part, numbers);
+    }
+    return {};
+  }
+  void over(const Status& status) override { end_away(status); }
+
+ private:
+  uint64_t count(uint32_t part) const {
+    uint64_t n = 0;
+    for (size_t i = 0; i < span_count(part); ++i) n += spans(part)[i].n;
+    return n;
+  }
+  // Whether the part's spans follow each other in the caller's arrays.
+  bool together(uint32_t part) const {
+    for (size_t i = 1; i < span_count(part); ++i) {
+      if (spans(part)[i].at != spans(part)[i - 1].at + spans(part)[i - 1].n) return false;
+    }
+    return true;
+  }
+  void scatter(uint32_t part, const std::byte* from) {
+    const size_t size = size_of(arrays_.out_dtype);
+    for (size_t i = 0; i < span_count(part); ++i) {
+      const Span& s = spans(part)[i];
+      std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, from, s.n * size);
+      from += s.n * size;
+    }
+  }
+  // The answer has each row once, in ascending order; the caller wants it wherever it was asked for.
+  void scatter_repeats(uint32_t part, const std::byte* from) {
+    const size_t size = size_of(arrays_.out_dtype);
+    const Span* const begin = spans(part);
+    const Cut& cut = client_->cut();
+    const uint32_t shard = shards_[part];
+    auto it = std::partition_point(repeats_.begin(), repeats_.end(),
+                                   [&](const Span& s) { return cut.shard_of(s.first) < shard; });
+    for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) {
+      const Span* const row = std::upper_bound(begin, begin + span_count(part), it->first,
+                                               [](uint64_t first, const Span& s) { return first < s.first; }) -
+                              1;
+      const uint64_t at = row->at - begin->at + (it->first - row->first);
+      std::memcpy(static_cast<std::byte*>(arrays_.out) + it->at * size, from + at * size, it->n * size);
+    }
+  }
+  // The caller has its array back: what is still needed of it is copied. `under_way`: lanes may be using it.
+  void keep_input(bool under_way) {
+    const void* const from = arrays_.in;
+    if (pushes_ && combined_ == nullptr && kept_ == nullptr) {
+      kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
+      std::memcpy(kept_.get(), from, in_bytes_);
+    }
+    const void* const to = pushes_ && combined_ == nullptr ? kept_.get() : from;
+    if (!under_way) {
+      arrays_.in = to;
+      return;
+    }
+    move_out(from, in_bytes_, from == to ? nullptr : to, [&] { arrays_.in = to; });
+  }
+
+  uint64_t in_bytes_ = 0;
+  std::unique_ptr<std::byte[]> kept_;
+};
+
+}  // namespace
+
+Ref<TensorCall> make_remote_call(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request) {
+  return Ref<TensorCall>(new RemoteTensorCall(std::move(client), what, request));
+}
+
+}  // namespace windlass

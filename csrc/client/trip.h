@@ -1,0 +1,97 @@
+// Trip: one request to one server, from the moment it is queued until every part has its answer.
+//
+// What travels and where the answers go is the business of its Cargo. Numbers that lie together in memory are sent from
+// there and land there; others pass through the lane's own memory. A trip can be sent more than once, so the cargo's
+// numbers stay as they are until the trip is over.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/ref.h"
+#include "base/status.h"
+#include "server/work.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+// A lane calls these while it sends (describe, items, numbers) or receives (landing, land), one thread at a time.
+class Cargo {
+ public:
+  // Fills in items, items_bytes, numbers_bytes, value and flags.
+  virtual void describe(uint32_t part, wire::Part* to) = 0;
+  virtual void write_items(uint32_t part, std::byte* to) = 0;
+  // Where the part's numbers lie together, or nullptr: then gather() writes them.
+  virtual const std::byte* numbers(uint32_t part) = 0;
+  virtual void gather(uint32_t part, std::byte* to) = 0;
+  // Where so many bytes of the answer's numbers go, or nullptr: then land() gets them.
+  virtual std::byte* landing(uint32_t part, uint64_t bytes) = 0;
+  // A part's answer, complete and right. `numbers` is null where there are none or landing() took them. An error means
+  // that the answer makes no sense.
+  virtual Status land(uint32_t part, const wire::Part& answer, const std::string& items, const std::byte* numbers) = 0;
+  // All parts have their answer, or never will.
+  virtual void over(const Status& status) = 0;
+
+ protected:
+  ~Cargo() = default;
+};
+
+class Trip : public Counted {
+ public:
+  struct Part {
+    uint32_t part = 0;  // the cargo's number for it
+    uint32_t shard = 0;
+    uint32_t term = 0;
+    uint64_t sequence = 0;
+    uint64_t clock = 0;
+    uint16_t flags = 0;
+    bool answered = false;
+  };
+
+  Trip(Ref<Work> owner, Cargo* cargo) : owner(std::move(owner)), cargo(cargo) {}
+
+  // Nullptr when it has no such part.
+  Part* find(uint32_t shard) {
+    if (hint_ < parts.size() && parts[hint_].shard == shard) return &parts[hint_++];
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].shard == shard) {
+        hint_ = i + 1;
+        return &parts[i];
+      }
+    }
+    return nullptr;
+  }
+  // An answer may have more parts than could be known.
+  void grow(size_t n) {
+    for (size_t i = parts.size(); i < n; ++i, ++unanswered) {
+      parts.push_back({.part = static_cast<uint32_t>(i), .shard = static_cast<uint32_t>(i)});
+    }
+  }
+  // The whole frame with everything that has no answer yet.
+  void describe(const Part& p, wire::Part* to) const {
+    to->shard = p.shard;
+    to->term = p.term;
+    to->sequence = p.sequence;
+    to->clock = p.clock;
+    to->flags = p.flags;
+    if ((p.flags & wire::kEmpty) == 0) cargo->describe(p.part, to);
+  }
+
+  wire::Header header;  // without length and parts
+  std::vector<std::byte> extensions;
+  std::vector<Part> parts;
+  uint32_t unanswered = 0;
+  int64_t deadline_ns = 0;
+  uint64_t bytes = 0;       // about: which lane it takes
+  bool begun = false;       // some of it may have left
+  bool ends_later = false;  // its answer came while it was being sent again
+  Status status;            // the first refusal
+  Ref<Work> owner;          // keeps the cargo; let go when it is over
+  Cargo* cargo;
+
+ private:
+  size_t hint_ = 0;
+};
+
+}  // namespace windlass

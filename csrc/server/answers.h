@@ -1,0 +1,91 @@
+// Answers: the parts of an answer, gathered into frames.
+//
+// A part's numbers are written where they will be sent from. Small parts share a frame; a frame leaves when it is large
+// enough, or at the end.
+//
+// Thread safety: none; one thread's.
+#pragma once
+
+#include <cstring>
+
+#include "base/buffer.h"
+#include "base/crc32c.h"
+#include "server/connection.h"
+#include "server/hosted.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+class Answers {
+ public:
+  Answers(Connection& to, const wire::Header& request, Buffer* buffer) : to_(to), buffer_(buffer) {
+    header_.op = request.op | wire::kAnswer;
+    header_.flags = request.flags;
+    header_.request = request.request;
+    header_.session = request.session;
+    header_.app = request.app;
+    header_.object = request.object;
+    header_.dtype_out = request.dtype_out;
+    header_.priority = request.priority;
+  }
+
+  // Where a part with so many bytes of numbers writes them; nullptr when there is no memory. A part that turns out to
+  // have items as well moves them.
+  std::byte* open(uint64_t numbers_bytes) {
+    const size_t need = used_ + 2 * kSection + wire::padded(numbers_bytes);
+    if (need > buffer_->bytes()) {
+      flush();
+      if (buffer_->room(std::max(limits::kAnswerBytes, 3 * kSection + wire::padded(numbers_bytes))) == nullptr)
+        return nullptr;
+    }
+    return buffer_->data() + used_ + kSection;
+  }
+  // The part whose numbers were written where the last open() said.
+  void add(const Reply& reply) {
+    const size_t items = wire::padded(reply.items.size()), numbers = wire::padded(reply.numbers_bytes);
+    if (buffer_->bytes() < used_ + kSection + items + numbers) {
+      std::byte* const kept = new std::byte[reply.numbers_bytes + 1];
+      if (reply.numbers_bytes != 0) std::memcpy(kept, buffer_->data() + used_ + kSection, reply.numbers_bytes);
+      flush();
+      if (std::byte* fresh = buffer_->room(2 * kSection + items + numbers); fresh != nullptr)
+        std::memcpy(fresh + used_ + kSection, kept, reply.numbers_bytes);
+      delete[] kept;
+      if (buffer_->data() == nullptr) return;
+    }
+    std::byte* const at = buffer_->data() + used_;
+    if (items != 0) {
+      std::memmove(at + kSection + items, at + kSection, reply.numbers_bytes);
+      std::memset(at + items, 0, kSection);  // the last of the items' sections, before they fill it
+      std::memcpy(at + kSection, reply.items.data(), reply.items.size());
+    }
+    std::byte* const first = at + kSection + items;
+    std::memset(first + reply.numbers_bytes, 0, numbers - reply.numbers_bytes);
+    wire::Part part = reply.part;
+    part.items_bytes = static_cast<uint32_t>(reply.items.size());
+    part.numbers_bytes = reply.numbers_bytes;
+    if (part.items_bytes != 0) part.items_crc = crc32c(reply.items.data(), reply.items.size());
+    if (part.numbers_bytes != 0 && (header_.flags & wire::kChecksummed) != 0)
+      part.numbers_crc = crc32c(first, reply.numbers_bytes);
+    wire::encode(part, at);
+    used_ += kSection + items + numbers;
+    ++header_.parts;
+    if (used_ >= limits::kAnswerBytes) flush();
+  }
+  void flush() {
+    if (header_.parts == 0) return;
+    header_.length = used_ - kSection;
+    wire::encode(header_, buffer_->data());
+    to_.send(buffer_->data(), used_);
+    header_.parts = 0;
+    used_ = kSection;
+  }
+
+ private:
+  static constexpr size_t kSection = limits::kSectionBytes;
+  Connection& to_;
+  wire::Header header_;
+  Buffer* const buffer_;
+  size_t used_ = kSection;  // the frame's header comes first
+};
+
+}  // namespace windlass

@@ -1,0 +1,42 @@
+// Catalogue: which objects there are and which server owns which of their shards. Kept by the first server of the list
+// until there is a scheduler. Pure: no thread, socket or time inside.
+//
+// A tensor's shards are given out in runs of neighbours, one per server, so that each server makes few long passes; the
+// servers with the least to hold come first. A table's 256 shards are divided evenly; a hash of the key spreads the
+// work.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/messages.h"
+
+namespace windlass {
+
+class Catalogue {
+ public:
+  // The list of servers is what the first client says it is; one that differs is refused.
+  Status join(const std::vector<std::string>& servers);
+  uint32_t servers() const { return static_cast<uint32_t>(servers_.size()); }
+
+  // Creates the object, or opens it if its spec is the same.
+  Status open(const ObjectSpec& spec, Map* map);
+
+  struct Entry {
+    ObjectSpec spec;
+    Map map;
+  };
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  Map place(const ObjectSpec& spec, uint32_t shards);
+
+  std::vector<std::string> servers_;
+  std::vector<uint64_t> load_bytes_;  // per server
+  std::vector<Entry> entries_;        // object n is entry n - 1
+  std::unordered_map<std::string, size_t> by_name_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,525 @@
+#include "server/connection.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "server/answers.h"
+
+namespace windlass {
+
+using wire::Op;
+
+namespace {
+
+constexpr size_t kSection = limits::kSectionBytes;
+constexpr uint64_t kLargeBytes = uint64_t{1} << 20;    // parts from here on count against the staging limit
+constexpr size_t kKeptBufferBytes = size_t{16} << 20;  // a thread keeps no more between requests
+constexpr int64_t kSoonNs = 2 * limits::kSpinNs;
+
+thread_local Buffer t_in, t_out;
+
+Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
+
+// Runs f with the turn held, and returns when it has run; if another thread has the turn, that one runs it.
+template <class F>
+void with_turn(Turn& turn, F f) {
+  if (turn.try_take()) {
+    f();
+    turn.release();
+    return;
+  }
+  struct Left final : Job {
+    explicit Left(F& of) : f(of) {}
+    void run() override {
+      f();
+      done.store(1, std::memory_order_release);
+      os::wake_all(done);
+    }
+    F& f;
+    std::atomic<uint32_t> done{0};
+  };
+  Left left(f);
+  turn.run(left);
+  while (left.done.load(std::memory_order_acquire) == 0) os::wait(left.done, 0, -1);
+}
+
+}  // namespace
+
+// An order that came before its time, with its own copy of everything.
+class ParkedOrder final : public Waiting {
+ public:
+  static std::unique_ptr<Waiting> make(const std::shared_ptr<Connection>& from, const std::shared_ptr<Hosted>& object,
+                                       const Order& order, const Status& checked, uint64_t out_bytes) {
+    const uint64_t bytes = order.part.bytes() + sizeof(ParkedOrder);
+    if (!from->host_.charge_parked(bytes)) return nullptr;
+    return std::unique_ptr<Waiting>(new ParkedOrder(from, object, order, checked, out_bytes, bytes));
+  }
+  ~ParkedOrder() override {
+    from_->host_.refund_parked(charged_);
+    std::lock_guard lock(from_->parked_mutex_);
+    auto& all = from_->parked_;
+    if (const auto it = std::find(all.begin(), all.end(), order_.header.request); it != all.end()) all.erase(it);
+  }
+
+  // With the turn of its shard.
+  void run(Shard& shard) {
+    out_.resize(wire::padded(out_bytes_));
+    reply_.part.shard = order_.part.shard;
+    reply_.part.term = order_.part.term;
+    (void)object_->run(order_, shard, checked_, out_.data(), &reply_);
+  }
+  // Without it.
+  void answer() {
+    Buffer buffer;
+    Answers answers(*from_, order_.header, &buffer);
+    std::byte* const to = answers.open(reply_.numbers_bytes);
+    if (to == nullptr) return;  // it will be asked again
+    std::memcpy(to, out_.data(), reply_.numbers_bytes);
+    answers.add(reply_);
+    answers.flush();
+  }
+  bool is_from(const Connection* connection) const { return from_.get() == connection; }
+
+ private:
+  ParkedOrder(std::shared_ptr<Connection> from, std::shared_ptr<Hosted> object, const Order& order, Status checked,
+              uint64_t out_bytes, uint64_t charged)
+      : Waiting(order.session, order.pushes() ? order.part.sequence - 1 : order.part.sequence),
+        from_(std::move(from)),
+        object_(std::move(object)),
+        order_(order),
+        checked_(std::move(checked)),
+        out_bytes_(out_bytes),
+        charged_(charged),
+        bytes_(order.part.bytes()) {
+    if (!bytes_.empty()) std::memcpy(bytes_.data(), order.items, bytes_.size());
+    order_.items = bytes_.data();
+    order_.numbers = bytes_.data() + wire::padded(order.part.items_bytes);
+    std::lock_guard lock(from_->parked_mutex_);
+    from_->parked_.push_back(order.header.request);
+    const std::pair<std::shared_ptr<Hosted>, uint32_t> at(object_, order.part.shard);
+    if (std::find(from_->parked_at_.begin(), from_->parked_at_.end(), at) == from_->parked_at_.end())
+      from_->parked_at_.push_back(at);
+  }
+
+  const std::shared_ptr<Connection> from_;
+  const std::shared_ptr<Hosted> object_;
+  Order order_;
+  const Status checked_;
+  const uint64_t out_bytes_, charged_;
+  std::vector<std::byte> bytes_, out_;
+  Reply reply_;
+};
+
+// A request whose parts are being read.
+class Incoming final : public Helped {
+ public:
+  Incoming(std::shared_ptr<Connection> from, const wire::Header& header, uint64_t left_bytes)
+      : from_(std::move(from)),
+        header_(header),
+        object_(from_->host_.find(header.object)),
+        left_parts_(header.parts),
+        left_bytes_(left_bytes) {}
+
+  Hyper hyper;
+  size_t hypers = 0;
+
+  void help() override {
+    helpers_.fetch_add(1, std::memory_order_acq_rel);
+    {
+      Answers answers(*from_, header_, &t_out);
+      wire::Part part;
+      uint64_t staged = 0;
+      while (next(&part, &staged)) {
+        serve(part, &answers);
+        if (staged != 0) from_->host_.release(staged);
+      }
+      answers.flush();
+      t_in.shrink(kKeptBufferBytes);
+      t_out.shrink(kKeptBufferBytes);
+    }
+    if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) os::wake_all(helpers_);
+  }
+
+  // After help(): waits for the others. What was wrong with the stream, if anything.
+  Status finish() {
+    for (uint32_t n; (n = helpers_.load(std::memory_order_acquire)) != 0;) os::wait(helpers_, n, 10'000'000);
+    std::lock_guard lock(reading_);
+    if (status_.ok() && left_bytes_ != 0) {
+      return Status(Code::kProtocolError, "frame: " + std::to_string(left_bytes_) + " bytes more than its parts have");
+    }
+    return status_;
+  }
+
+ private:
+  // The next part, whole, in this thread's memory.
+  bool next(wire::Part* part, uint64_t* staged) {
+    std::lock_guard lock(reading_);
+    if (left_parts_ == 0 || !status_.ok()) return false;
+    status_ = read_part(part, staged);
+    --left_parts_;
+    return status_.ok();
+  }
+
+  Status read_part(wire::Part* part, uint64_t* staged) {
+    *staged = 0;
+    std::byte head[kSection];
+    if (!from_->read(head, kSection)) return ended("within a frame");
+    WL_RETURN_IF_ERROR(wire::decode(head, part));
+    const uint64_t after = uint64_t{left_parts_ - 1} * kSection;
+    if (left_bytes_ < kSection + after || part->bytes() > left_bytes_ - kSection - after) {
+      return Status(Code::kProtocolError, "part: " + std::to_string(part->bytes()) + " bytes, more than its frame has");
+    }
+    left_bytes_ -= kSection + part->bytes();
+    const uint64_t bytes = part->bytes();
+    if (bytes >= kLargeBytes) {
+      if (!from_->host_.reserve(bytes, os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
+        return Status(Code::kResourceExhausted, "no room for " + std::to_string(bytes) + " bytes of a request");
+      *staged = bytes;
+    }
+    Status status;
+    if (bytes != 0 && t_in.room(bytes) == nullptr) {
+      status = Status(Code::kResourceExhausted, "no memory for " + std::to_string(bytes) + " bytes of a request");
+    } else if (bytes != 0 && !from_->read(t_in.data(), bytes)) {
+      status = ended("within a part");
+    }
+    if (!status.ok() && *staged != 0) from_->host_.release(*staged);
+    return status;
+  }
+
+  Status check_sums(const Order& o) const {
+    if (o.part.items_bytes != 0 && crc32c(o.items, o.part.items_bytes) != o.part.items_crc)
+      return Status(Code::kCorrupt, "the checksum of the items of shard " + std::to_string(o.part.shard) + " is wrong");
+    if (o.part.numbers_bytes != 0 && (header_.flags & wire::kChecksummed) != 0 &&
+        crc32c(o.numbers, o.part.numbers_bytes) != o.part.numbers_crc)
+      return Status(Code::kCorrupt,
+                    "the checksum of the numbers of shard " + std::to_string(o.part.shard) + " is wrong");
+    return {};
+  }
+
+  // Whether the object and the shard are here, under the term that the client thinks.
+  Status locate(const Order& o, Shard** shard) const {
+    if (object_ == nullptr) {
+      return Status(Code::kNotFound, "object " + std::to_string(header_.object) + " is not on this server");
+    }
+    *shard = object_->find(o.part.shard);
+    const std::string what = "'" + object_->spec().own_name() + "', shard " + std::to_string(o.part.shard);
+    if (*shard == nullptr) return Status(Code::kStaleMap, what + ": not on this server");
+    if (const uint32_t term = object_->map().run_of(o.part.shard).term; term != o.part.term) {
+      return Status(Code::kStaleMap,
+                    what + ": expected term " + std::to_string(term) + ", saw " + std::to_string(o.part.term));
+    }
+    return {};
+  }
+
+  void serve(const wire::Part& part, Answers* answers) {
+    Order order{header_, part, hyper, hypers, from_->guest_->number, t_in.data(), nullptr};
+    order.numbers = t_in.data() + wire::padded(part.items_bytes);
+    Reply reply;
+    reply.part.shard = part.shard;
+    reply.part.term = part.term;
+    Shard* shard = nullptr;
+    Status wrong = check_sums(order);
+    if (wrong.ok()) wrong = locate(order, &shard);
+    if (!wrong.ok()) {
+      if (answers->open(0) != nullptr) {
+        reply.refuse(wrong);
+        answers->add(reply);
+      }
+      return;
+    }
+    uint64_t out_bytes = 0;
+    Status checked = object_->check(order, &out_bytes);
+    std::byte* out = answers->open(out_bytes);
+    if (out == nullptr) {
+      checked = Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes) + " bytes");
+      out = answers->open(0);
+      if (out == nullptr) return;
+    }
+    bool parked = false;
+    std::vector<std::unique_ptr<ParkedOrder>> freed;
+    with_turn(shard->turn, [&] {
+      if (!object_->run(order, *shard, checked, out, &reply)) {
+        parked = park(order, checked, out_bytes, *shard, &reply);
+        return;
+      }
+      while (!shard->parked.empty()) {
+        const Record& record = shard->records.of(order.session, order.header.session);
+        std::unique_ptr<Waiting> waiting = shard->parked.take(order.session, record.sequence);
+        if (waiting == nullptr) break;
+        freed.emplace_back(static_cast<ParkedOrder*>(waiting.release()));
+        freed.back()->run(*shard);
+      }
+    });
+    if (!parked) answers->add(reply);
+    for (const auto& f : freed) f->answer();
+  }
+
+  bool park(const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Reply* reply) {
+    std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, object_, order, checked, out_bytes);
+    if (waiting != nullptr && shard.parked.park(&waiting)) return true;
+    const Record& record = shard.records.of(order.session, order.header.session);
+    reply->part.sequence = record.sequence;
+    reply->refuse(Status(Code::kOutOfSequence, "shard " + std::to_string(order.part.shard) + " expected sequence " +
+                                                   std::to_string(record.sequence + 1) + ", saw " +
+                                                   std::to_string(order.part.sequence)));
+    return false;
+  }
+
+  const std::shared_ptr<Connection> from_;
+  const wire::Header header_;
+  const std::shared_ptr<Hosted> object_;
+  std::mutex reading_;  // of what follows, and of the stream
+  uint32_t left_parts_;
+  uint64_t left_bytes_;
+  Status status_;
+  std::atomic<uint32_t> helpers_{0};
+};
+
+Connection::Connection(Host& host, int fd, std::string peer, std::string key)
+    : host_(host), fd_(fd), peer_(std::move(peer)), key_(std::move(key)) {
+  os::set_up_socket(fd_, limits::kStallMs);
+}
+
+Connection::~Connection() { os::close_socket(fd_); }
+
+bool Connection::send(const std::byte* frame, size_t bytes) {
+  std::lock_guard lock(sending_);
+  while (bytes != 0 && !broken_) {
+    const os::Piece piece{const_cast<std::byte*>(frame), bytes};
+    const long n = os::send_pieces(fd_, &piece, 1, true);
+    if (n <= 0) {  // gone, or has not read for so long that it does not count any more
+      broken_ = true;
+      shut_down();
+      break;
+    }
+    frame += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  return bytes == 0;
+}
+
+bool Connection::read(void* to, size_t bytes) {
+  auto* at = static_cast<std::byte*>(to);
+  while (bytes != 0) {
+    if (ahead_begin_ != ahead_end_) {
+      const size_t n = std::min(bytes, ahead_end_ - ahead_begin_);
+      std::memcpy(at, ahead_.data() + ahead_begin_, n);
+      ahead_begin_ += n;
+      at += n;
+      bytes -= n;
+      continue;
+    }
+    if (bytes >= limits::kReadAheadBytes) {  // large: straight to where it belongs
+      const long n = os::receive(fd_, at, bytes, true);
+      if (n <= 0) return false;
+      at += n;
+      bytes -= static_cast<size_t>(n);
+      continue;
+    }
+    if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
+    const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
+    const long n = os::receive_pieces(fd_, &piece, 1, true);
+    if (n <= 0) return false;
+    ahead_begin_ = 0;
+    ahead_end_ = static_cast<size_t>(n);
+  }
+  return true;
+}
+
+// Waits for the first bytes of a frame, for as long as it takes. Where requests come quickly the next is waited for
+// awake: to be woken costs 20 us.
+bool Connection::wait_for_frame() {
+  if (ahead_begin_ != ahead_end_) return true;
+  if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
+  const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
+  const int64_t begin = os::now_ns();
+  long n = os::kWouldBlock;
+  if (busy_ && host_.begin_spin()) {
+    do {
+      n = os::receive_pieces(fd_, &piece, 1, false);
+    } while (n == os::kWouldBlock && os::now_ns() - begin < limits::kSpinNs);
+    host_.end_spin();
+  }
+  while (n == os::kWouldBlock) n = os::receive_pieces(fd_, &piece, 1, true);
+  busy_ = os::now_ns() - begin < kSoonNs;
+  if (n <= 0) return false;
+  ahead_begin_ = 0;
+  ahead_end_ = static_cast<size_t>(n);
+  return true;
+}
+
+void Connection::run() {
+  while (!broken_ && wait_for_frame()) {
+    const Status status = serve_frame();
+    if (status.ok()) continue;
+    if (status.code() != Code::kServerLost) {
+      wire::Header about;
+      about.op = static_cast<uint8_t>(Op::kHello);
+      answer_control(about, status, {});
+    }
+    break;
+  }
+  shut_down();
+  forget_parked();
+  if (guest_ != nullptr) host_.leave(guest_);
+}
+
+void Connection::forget_parked() {
+  std::vector<std::pair<std::shared_ptr<Hosted>, uint32_t>> places;
+  {
+    std::lock_guard lock(parked_mutex_);
+    places.swap(parked_at_);
+  }
+  for (const auto& [object, index] : places) {
+    Shard* const shard = object->find(index);
+    with_turn(shard->turn, [&] {
+      shard->parked.drop_if([&](const Waiting& w) { return static_cast<const ParkedOrder&>(w).is_from(this); });
+    });
+  }
+}
+
+Status Connection::serve_frame() {
+  std::byte head[kSection];
+  if (!read(head, kSection)) return ended("within a header");
+  wire::Header header;
+  WL_RETURN_IF_ERROR(wire::decode(head, &header));
+  if (header.answer()) return Status(Code::kProtocolError, "frame: an answer, expected a request");
+  if (header.request == 0) return Status(Code::kProtocolError, "frame: request 0");
+  const Op op = header.operation();
+  if (op == Op::kHello) return serve_control(header);
+  if (guest_ == nullptr) return Status(Code::kProtocolError, std::string(name_of(op)) + " before hello");
+  if (header.session != guest_->incarnation || header.app != guest_->app) {
+    return Status(Code::kProtocolError, std::string(name_of(op)) + ": of another session or app than said hello");
+  }
+  if (op < Op::kPush) return serve_control(header);
+
+  const Ref<Incoming> incoming(new Incoming(shared_from_this(), header, header.length - header.extension_bytes));
+  if (header.extension_bytes != 0) {
+    std::byte extensions[limits::kExtensionBytesMax];
+    if (!read(extensions, header.extension_bytes)) return ended("within extensions");
+    if (crc32c(extensions, header.extension_bytes) != header.extension_crc)
+      return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
+    WL_RETURN_IF_ERROR(wire::read_extensions(extensions, header.extension_bytes, incoming->hyper.v, &incoming->hypers));
+  }
+  Server& server = host_.server();
+  if (header.parts > 1 && header.length >= limits::kCrewBytesMin && server.threads() > 1) server.crew().post(incoming);
+  incoming->help();
+  return incoming->finish();
+}
+
+// Operations that are about no shard: one part, small, with a body.
+Status Connection::serve_control(const wire::Header& header) {
+  std::string body;
+  uint64_t left = header.length;
+  if (header.extension_bytes != 0 || header.parts > 1) return Status(Code::kProtocolError, "frame: expected one part");
+  Status corrupt;
+  if (header.parts == 1) {
+    std::byte head[kSection];
+    wire::Part part;
+    if (!read(head, kSection)) return ended("within a frame");
+    WL_RETURN_IF_ERROR(wire::decode(head, &part));
+    left -= kSection;
+    if (part.items_bytes > limits::kBodyBytesMax || part.bytes() != left || part.numbers_bytes != 0)
+      return Status(Code::kProtocolError, "part: a body of " + std::to_string(part.items_bytes) + " bytes, at most " +
+                                         std::to_string(limits::kBodyBytesMax));
+    body.resize(wire::padded(part.items_bytes));
+    if (!read(body.data(), body.size())) return ended("within a body");
+    body.resize(part.items_bytes);
+    if (crc32c(body.data(), body.size()) != part.items_crc)
+      corrupt = Status(Code::kCorrupt, "the checksum of the body is wrong");
+    left = 0;
+  }
+  if (left != 0) return Status(Code::kProtocolError, "frame: longer than its parts");
+  std::vector<std::string> answers;
+  const Status status = corrupt.ok() ? control(header, body, &answers) : corrupt;
+  if (header.operation() == Op::kGoodbye) return ended("with goodbye");
+  answer_control(header, status, answers);
+  return {};
+}
+
+Status Connection::control(const wire::Header& header, const std::string& body, std::vector<std::string>* answers) {
+  switch (header.operation()) {
+    case Op::kHello: answers->emplace_back(); return hello(header, body, &answers->back());
+    case Op::kGoodbye: host_.goodbye(guest_); return {};
+    case Op::kAsk: answers->push_back(held(body)); return {};
+    case Op::kOpen: {
+      wire::Reader reader(body);
+      ObjectSpec spec;
+      Map map;
+      WL_RETURN_IF_ERROR(decode(&reader, &spec));
+      WL_RETURN_IF_ERROR(host_.open(spec, &map));
+      wire::Writer writer;
+      encode(map, &writer);
+      answers->push_back(writer.take());
+      return {};
+    }
+    case Op::kAttach: {
+      wire::Reader reader(body);
+      ObjectSpec spec;
+      Map map;
+      WL_RETURN_IF_ERROR(decode(&reader, &map));
+      WL_RETURN_IF_ERROR(decode(&reader, &spec));
+      answers->emplace_back();
+      return host_.attach(spec, map);
+    }
+    case Op::kList: {
+      std::vector<Catalogue::Entry> entries;
+      WL_RETURN_IF_ERROR(host_.list(&entries));
+      for (const Catalogue::Entry& entry : entries) {
+        wire::Writer writer;
+        encode(entry.map, &writer);
+        encode(entry.spec, &writer);
+        answers->push_back(writer.take());
+      }
+      return {};
+    }
+    default: return Status(Code::kInternal, "no such operation");
+  }
+}
+
+Status Connection::hello(const wire::Header& header, const std::string& body, std::string* answer) {
+  if (guest_ != nullptr && header.session != guest_->incarnation)
+    return Status(Code::kProtocolError, "hello: a second time, as another session");
+  Hello hello;
+  WL_RETURN_IF_ERROR(decode(body, &hello));
+  if (guest_ == nullptr) WL_RETURN_IF_ERROR(host_.welcome(shared_from_this(), hello, key_, header.session, &guest_));
+  *answer = encode(Welcome{host_.incarnation(), guest_->app});
+  return {};
+}
+
+std::string Connection::held(const std::string& asked) {
+  wire::Reader reader(asked);
+  wire::Writer writer;
+  std::lock_guard lock(parked_mutex_);
+  while (reader.left() >= sizeof(uint64_t)) {
+    const auto id = reader.get<uint64_t>();
+    if (std::find(parked_.begin(), parked_.end(), id) != parked_.end()) writer.put(id);
+  }
+  return writer.take();
+}
+
+void Connection::answer_control(const wire::Header& header, const Status& status,
+                                const std::vector<std::string>& bodies) {
+  Buffer buffer;
+  Answers answers(*this, header, &buffer);
+  const size_t n = std::max<size_t>(bodies.size(), 1);
+  for (size_t i = 0; i < n; ++i) {
+    Reply reply;
+    reply.part.shard = static_cast<uint32_t>(i);
+    reply.part.value = n;  // how many there are
+    if (!status.ok()) {
+      reply.refuse(status);
+    } else if (i < bodies.size()) {
+      reply.items = bodies[i];
+    } else {
+      reply.part.value = 0;
+    }
+    if (answers.open(0) == nullptr) return;
+    answers.add(reply);
+    if (!status.ok()) break;
+  }
+  answers.flush();
+}
+
+}  // namespace windlass

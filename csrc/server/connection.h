@@ -1,0 +1,72 @@
+// Connection: one socket of a client, and the thread that serves it.
+//
+// The thread reads a frame's header, then part by part. A part is complete and its checksums are right before its shard
+// hears of it. Where a request is large, threads of the crew do the same on the same stream: whoever has the stream
+// reads the next part into memory of its own, passes the stream on, and works on the part while it is still in its
+// cache. Answers leave in whatever order they are made.
+//
+//     stream:  header | part 0 | part 1 | part 2 | part 3 ...
+//                         A        B        A        B        each reads, passes the stream on, applies, answers
+//
+// Thread safety: run() is the thread's own; send() and shut_down() from any thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "server/host.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+class Incoming;
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Host& host, int fd, std::string peer, std::string key);
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  void run();
+  void shut_down() { os::shut_down(fd_); }
+  // A whole frame; false when the peer is gone or does not read.
+  bool send(const std::byte* frame, size_t bytes);
+
+ private:
+  friend class Incoming;
+  friend class ParkedOrder;
+
+  // Exactly so many bytes of the stream; false when it has ended or stalls.
+  bool read(void* to, size_t bytes);
+  bool wait_for_frame();
+  Status serve_frame();
+  Status serve_control(const wire::Header& header);
+  Status control(const wire::Header& header, const std::string& body, std::vector<std::string>* answers);
+  Status hello(const wire::Header& header, const std::string& body, std::string* answer);
+  std::string held(const std::string& asked);
+  void answer_control(const wire::Header& header, const Status& status, const std::vector<std::string>& bodies);
+  void forget_parked();
+
+  Host& host_;
+  const int fd_;
+  const std::string peer_, key_;
+  std::shared_ptr<Guest> guest_;  // once it has said hello
+
+  Buffer ahead_;  // read from the socket and not used yet
+  size_t ahead_begin_ = 0, ahead_end_ = 0;
+  bool busy_ = false;  // the last request came soon after the one before
+
+  std::mutex sending_;
+  std::atomic<bool> broken_{false};
+
+  std::mutex parked_mutex_;
+  std::vector<uint64_t> parked_;                                         // requests with a part that is parked
+  std::vector<std::pair<std::shared_ptr<Hosted>, uint32_t>> parked_at_;  // and where
+};
+
+}  // namespace windlass

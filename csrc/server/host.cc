@@ -1,0 +1,188 @@
+#include "server/host.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "server/connection.h"
+
+namespace windlass {
+
+Host::Host(int threads, uint64_t memory_bytes_max) : server_(threads, memory_bytes_max) {}
+
+Host::~Host() { (void)close(limits::kNoDeadline); }
+
+Status Host::adopt(int fd, const std::string& peer, const std::string& session_key) {
+  auto connection = std::make_shared<Connection>(*this, fd, peer, session_key);
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return Status(Code::kClosed, "the server is closed");
+    if (connections_.size() >= limits::kConnectionsMax) {
+      return Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kConnectionsMax) + " connections");
+    }
+    connections_[connection.get()] = connection;
+    running_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::thread([this, connection = std::move(connection)]() mutable {
+    connection->run();
+    Connection* const gone = connection.get();
+    connection.reset();
+    ended(gone);
+  }).detach();
+  return {};
+}
+
+void Host::ended(Connection* connection) {
+  std::shared_ptr<Connection> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = std::move(connections_[connection]);
+    connections_.erase(connection);
+  }
+  last.reset();
+  std::lock_guard lock(mutex_);  // so that close() does not end before this thread has let go
+  running_.fetch_sub(1, std::memory_order_release);
+  os::wake_all(running_);
+}
+
+Status Host::close(int64_t deadline_ns) {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+    for (const auto& [p, connection] : connections_) connection->shut_down();
+  }
+  for (;;) {
+    const uint32_t left = running_.load(std::memory_order_acquire);
+    if (left == 0) break;
+    const int64_t time_left = deadline_ns - os::now_ns();
+    if (time_left <= 0) return Status(Code::kTimeout, "close: " + std::to_string(left) + " connections are still busy");
+    os::wait(running_, left, std::min<int64_t>(time_left, 100'000'000));
+  }
+  std::lock_guard lock(mutex_);
+  return {};
+}
+
+size_t Host::guests() {
+  std::lock_guard lock(mutex_);
+  return guests_.size();
+}
+
+Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
+                     uint64_t incarnation, std::shared_ptr<Guest>* out) {
+  std::lock_guard lock(mutex_);
+  const bool first = catalogue_.servers() == 0;
+  WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
+  if (first) index_ = hello.index;
+  if (hello.index != index_) {
+    return Status(Code::kSpecMismatch, "servers: this one is number " + std::to_string(index_) +
+                                           " of the list, not number " + std::to_string(hello.index));
+  }
+  std::shared_ptr<Guest>& guest = guests_[key];
+  if (guest == nullptr) {
+    auto made = std::make_shared<Guest>();
+    made->key = key;
+    made->incarnation = incarnation;
+    if (!free_numbers_.empty()) {
+      made->number = free_numbers_.back();
+      free_numbers_.pop_back();
+    } else if (numbers_ < limits::kSessionsMax) {
+      made->number = numbers_++;
+    } else {
+      guests_.erase(key);
+      return Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kSessionsMax) + " sessions");
+    }
+    auto app = std::find(apps_.begin(), apps_.end(), hello.app);
+    if (app == apps_.end()) app = apps_.insert(app, hello.app);
+    made->app = static_cast<uint32_t>(app - apps_.begin()) + 1;
+    guest = std::move(made);
+  }
+  if (guest->incarnation != incarnation || guest->over || apps_[guest->app - 1] != hello.app) {
+    return Status(Code::kAccessDenied, "hello: the session key belongs to another session");
+  }
+  // A connection that is re-made replaces the one before, which may not have noticed yet that it is dead.
+  if (const auto old = guest->lanes[hello.lane].lock(); old != nullptr && old != connection) old->shut_down();
+  guest->lanes[hello.lane] = connection;
+  ++guest->connections;
+  *out = guest;
+  return {};
+}
+
+void Host::goodbye(const std::shared_ptr<Guest>& guest) {
+  std::lock_guard lock(mutex_);
+  guest->over = true;
+  for (const auto& lane : guest->lanes) {
+    if (const auto connection = lane.lock(); connection != nullptr) connection->shut_down();
+  }
+}
+
+void Host::leave(const std::shared_ptr<Guest>& guest) {
+  std::lock_guard lock(mutex_);
+  if (--guest->connections != 0 || !guest->over) return;
+  free_numbers_.push_back(guest->number);
+  guests_.erase(guest->key);
+}
+
+Status Host::open(const ObjectSpec& spec, Map* map) {
+  std::lock_guard lock(mutex_);
+  if (index_ != 0) return Status(Code::kInvalidArgument, "open: the first server of the list keeps the catalogue");
+  return catalogue_.open(spec, map);
+}
+
+Status Host::list(std::vector<Catalogue::Entry>* out) {
+  std::lock_guard lock(mutex_);
+  if (index_ != 0) return Status(Code::kInvalidArgument, "list: the first server of the list keeps the catalogue");
+  *out = catalogue_.entries();
+  return {};
+}
+
+Status Host::attach(const ObjectSpec& spec, const Map& map) {
+  uint32_t shards = 0, servers = 0, index = 0;
+  {
+    std::lock_guard lock(mutex_);
+    servers = catalogue_.servers();
+    index = index_;
+  }
+  WL_RETURN_IF_ERROR(spec.shards(&shards));
+  WL_RETURN_IF_ERROR(map.check(shards, servers));
+  if (map.object == 0 || map.object > limits::kObjectsMax) {
+    return Status(Code::kInvalidArgument, "attach: object " + std::to_string(map.object) + " of at most " +
+                                              std::to_string(limits::kObjectsMax));
+  }
+  std::lock_guard lock(making_);
+  if (const auto there = find(map.object); there != nullptr) {
+    if (there->spec() == spec && there->map() == map) return {};
+    return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
+                                           "' here, not '" + spec.name + "', or is placed otherwise");
+  }
+  std::shared_ptr<Hosted> made;
+  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &made));
+  std::unique_lock objects(objects_mutex_);
+  if (objects_.size() <= map.object) objects_.resize(map.object + 1);
+  objects_[map.object] = std::move(made);
+  return {};
+}
+
+std::shared_ptr<Hosted> Host::find(uint32_t object) {
+  std::shared_lock lock(objects_mutex_);
+  return object < objects_.size() ? objects_[object] : nullptr;
+}
+
+bool Host::reserve(uint64_t bytes, int64_t deadline_ns) {
+  for (;;) {
+    const uint32_t releases = staged_releases_.load(std::memory_order_seq_cst);
+    uint64_t used = staged_bytes_.load(std::memory_order_seq_cst);
+    while (used == 0 || used + bytes <= limits::kStagingBytesMax) {  // one alone may be larger
+      if (staged_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst)) return true;
+    }
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    os::wait(staged_releases_, releases, left);
+  }
+}
+
+void Host::release(uint64_t bytes) {
+  staged_bytes_.fetch_sub(bytes, std::memory_order_seq_cst);
+  staged_releases_.fetch_add(1, std::memory_order_seq_cst);
+  os::wake_all(staged_releases_);
+}
+
+}  // namespace windlass

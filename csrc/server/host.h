@@ -1,0 +1,104 @@
+// Host: a server process. It has the objects, the sessions of the clients, and a thread per connection.
+//
+// A connection arrives authenticated: the first bytes of a stranger are read in Python (windlass/_serve.py), which then
+// hands the socket over. From there a thread of its own reads frames and answers them (server/connection.h); an idle
+// connection costs a blocked thread and nothing else.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "base/os.h"
+#include "server/catalogue.h"
+#include "server/hosted.h"
+#include "server/server.h"
+
+namespace windlass {
+
+class Connection;
+
+// A session as the server sees it.
+struct Guest {
+  std::string key;           // what its connections present
+  uint64_t incarnation = 0;  // what its frames carry
+  uint32_t number = 0;       // under which shards keep its records
+  uint32_t app = 0;
+  std::weak_ptr<Connection> lanes[limits::kLanes];
+  uint32_t connections = 0;
+  bool over = false;  // it said goodbye
+};
+
+class Host {
+ public:
+  Host(int threads, uint64_t memory_bytes_max);
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+  ~Host();
+
+  // Takes the socket, also when it fails. `session_key` joins connections to their session.
+  Status adopt(int fd, const std::string& peer, const std::string& session_key);
+  // Ends all connections and waits for their threads.
+  Status close(int64_t deadline_ns);
+
+  uint64_t incarnation() const { return incarnation_; }
+  uint32_t connections() const { return running_.load(std::memory_order_relaxed); }
+  size_t guests();
+  Server& server() { return server_; }
+
+  // For connections.
+  Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
+                 uint64_t incarnation, std::shared_ptr<Guest>* guest);
+  void goodbye(const std::shared_ptr<Guest>& guest);
+  void leave(const std::shared_ptr<Guest>& guest);
+  Status open(const ObjectSpec& spec, Map* map);
+  Status attach(const ObjectSpec& spec, const Map& map);
+  Status list(std::vector<Catalogue::Entry>* out);
+  std::shared_ptr<Hosted> find(uint32_t object);
+
+  // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it.
+  bool reserve(uint64_t bytes, int64_t deadline_ns);
+  void release(uint64_t bytes);
+  // Memory for requests that came before their time.
+  bool charge_parked(uint64_t bytes) { return parked_.charge(bytes); }
+  void refund_parked(uint64_t bytes) { parked_.refund(bytes); }
+
+  // One thread at most spins for the next request.
+  bool begin_spin() { return may_spin_ && !spinning_.exchange(true, std::memory_order_acq_rel); }
+  void end_spin() { spinning_.store(false, std::memory_order_release); }
+
+ private:
+  void ended(Connection* connection);
+
+  const uint64_t incarnation_ = os::random_u64();
+  const bool may_spin_ = os::cores() > 1;
+  Server server_;
+  Budget parked_{limits::kParkedBytesMax};
+
+  std::mutex mutex_;  // of what follows
+  Catalogue catalogue_;
+  uint32_t index_ = 0;  // of this server in the list
+  std::map<std::string, std::shared_ptr<Guest>> guests_;
+  std::vector<uint32_t> free_numbers_;
+  uint32_t numbers_ = 0;
+  std::vector<std::string> apps_;
+  std::map<Connection*, std::shared_ptr<Connection>> connections_;
+  bool closed_ = false;
+
+  std::mutex making_;  // one object is made at a time
+  std::shared_mutex objects_mutex_;
+  std::vector<std::shared_ptr<Hosted>> objects_;  // by number
+
+  std::atomic<uint32_t> running_{0};
+  std::atomic<bool> spinning_{false};
+  std::atomic<uint64_t> staged_bytes_{0};
+  std::atomic<uint32_t> staged_releases_{0};
+};
+
+}  // namespace windlass

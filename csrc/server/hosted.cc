@@ -1,0 +1,302 @@
+#include "server/hosted.h"
+
+#include <cstring>
+
+namespace windlass {
+namespace {
+
+using wire::Op;
+
+struct WireSpan {
+  uint64_t first;
+  uint64_t n;
+};
+
+WireSpan span_at(const Order& o, uint32_t i) {
+  WireSpan s;
+  std::memcpy(&s, o.items + i * sizeof s, sizeof s);
+  return s;
+}
+
+// The spans of an order that was checked; its numbers lie one behind the other.
+const std::vector<Span>& spans_of(const Order& o, const Cut& cut) {
+  static thread_local std::vector<Span> spans;
+  spans.clear();
+  if ((o.part.flags & wire::kWhole) != 0) {
+    const uint64_t first = cut.first_of(o.part.shard);
+    spans.push_back({first, cut.end_of(o.part.shard) - first, 0});
+    return spans;
+  }
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < o.part.items; ++i) {
+    const WireSpan s = span_at(o, i);
+    spans.push_back({s.first, s.n, at});
+    at += s.n;
+  }
+  return spans;
+}
+
+const std::vector<Keyed>& keys_of(const Order& o) {
+  static thread_local std::vector<Keyed> keyed;
+  keyed.resize(o.part.items);
+  for (uint32_t i = 0; i < o.part.items; ++i) {
+    uint64_t key;
+    std::memcpy(&key, o.items + i * sizeof key, sizeof key);
+    keyed[i] = {mix(key), i};
+  }
+  return keyed;
+}
+
+Dtype dtype_in(const Order& o) { return static_cast<Dtype>(o.header.dtype_in); }
+Dtype dtype_out(const Order& o) { return static_cast<Dtype>(o.header.dtype_out); }
+
+bool wants_numbers(Op op) { return op == Op::kPull || op == Op::kPushPull; }
+bool brings_numbers(const Order& o) {
+  return (o.op() == Op::kPush || o.op() == Op::kPushPull) && (o.part.flags & wire::kEmpty) == 0;
+}
+
+}  // namespace
+
+Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server,
+                    std::shared_ptr<Hosted>* out) {
+  uint32_t shards = 0;
+  WL_RETURN_IF_ERROR(spec.shards(&shards));
+  std::shared_ptr<Hosted> made(new Hosted(spec, map));
+  made->run_ = map.run_of_server(index, shards);
+  if (spec.is_table) {
+    std::unique_ptr<Table> table;
+    WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, &server.pools(), &table));
+    made->table_ = std::move(table);
+  } else {
+    std::unique_ptr<Tensor> tensor;
+    WL_RETURN_IF_ERROR(Tensor::create(spec.own_name(), spec.tensor, &server.budget(), &tensor, made->run_));
+    made->tensor_ = std::move(tensor);
+  }
+  *out = std::move(made);
+  return {};
+}
+
+Shard* Hosted::find(uint32_t shard) {
+  if (shard < run_.first || shard >= run_.end) return nullptr;
+  return table_ != nullptr ? &table_->shard(shard) : &tensor_->shard(shard);
+}
+
+Status Hosted::refused(Code code, const std::string& why) const {
+  return Status(code, std::string(spec_.is_table ? "table '" : "tensor '") + spec_.own_name() + "': " + why);
+}
+
+Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
+  *out_bytes = 0;
+  if (brings_numbers(o)) {
+    const uint8_t least = layout_of(spec_.is_table ? spec_.table.rule.kind : spec_.tensor.rule.kind).hypers;
+    if (o.hypers < least) {
+      return refused(Code::kInvalidArgument,
+                     "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(o.hypers));
+    }
+  } else if (o.part.numbers_bytes != 0) {
+    return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(o.part.numbers_bytes) + " bytes");
+  }
+  if ((o.part.flags & wire::kEmpty) != 0 && o.op() == Op::kPush) return {};
+  return spec_.is_table ? check_table(o, out_bytes) : check_tensor(o, out_bytes);
+}
+
+Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
+  const Cut& cut = tensor_->cut();
+  const TensorSpec& spec = spec_.tensor;
+  if (o.op() == Op::kFingerprint) return {};
+  if (o.op() != Op::kPull && o.op() != Op::kPush && o.op() != Op::kPushPull) {
+    return refused(Code::kInvalidArgument, std::string("a tensor has no ") + name_of(o.op()));
+  }
+  const uint64_t first = cut.first_of(o.part.shard), end = cut.end_of(o.part.shard);
+  uint64_t elements = end - first;
+  if ((o.part.flags & wire::kWhole) == 0) {
+    if (o.part.items_bytes != uint64_t{o.part.items} * sizeof(WireSpan)) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{o.part.items} * sizeof(WireSpan)) +
+                                               " bytes of spans, saw " + std::to_string(o.part.items_bytes));
+    }
+    const bool whole_rows = layout_of(spec.rule.kind).row_scalars != 0 && o.pushes();
+    elements = 0;
+    for (uint32_t i = 0; i < o.part.items; ++i) {
+      const WireSpan s = span_at(o, i);
+      if (s.first < first || s.first >= end || s.n > end - s.first || s.n > end - first - elements ||
+          (whole_rows && (s.first % cut.row != 0 || s.n % cut.row != 0))) {
+        return refused(Code::kShapeMismatch, "elements " + std::to_string(s.first) + " + " + std::to_string(s.n) +
+                                                 " do not fit shard " + std::to_string(o.part.shard) + ", which has " +
+                                                 std::to_string(first) + " to " + std::to_string(end));
+      }
+      elements += s.n;
+    }
+  }
+  if (brings_numbers(o)) {
+    const uint64_t bytes = elements * size_of(dtype_in(o));
+    if (!may_travel(dtype_in(o), spec.dtype) || o.part.numbers_bytes != bytes) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(elements) + " numbers for " +
+                                               name_of(spec.dtype) + ", saw " + std::to_string(o.part.numbers_bytes) +
+                                               " bytes of " + name_of(dtype_in(o)));
+    }
+    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, elements)) {
+      return refused(Code::kNonFinite,
+                     "the gradient has NaN or infinity; nothing was applied to shard " + std::to_string(o.part.shard));
+    }
+  }
+  if (wants_numbers(o.op())) {
+    if (!may_travel(dtype_out(o), spec.dtype)) {
+      return refused(Code::kShapeMismatch,
+                     std::string("holds ") + name_of(spec.dtype) + ", asked for " + name_of(dtype_out(o)));
+    }
+    *out_bytes = elements * size_of(dtype_out(o));
+  }
+  return {};
+}
+
+Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
+  const TableSpec& spec = spec_.table;
+  if (o.op() == Op::kFingerprint || o.op() == Op::kRows) return {};
+  const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
+  uint64_t rows = o.part.items;
+  if (o.op() == Op::kScan) {
+    if (o.part.items_bytes != sizeof(uint64_t)) return refused(Code::kShapeMismatch, "export: how many at most?");
+    std::memcpy(&rows, o.items, sizeof rows);
+    if (rows == 0 || rows > limits::kNumbersBytesMax / row_out) {
+      return refused(Code::kInvalidArgument, "export: " + std::to_string(rows) + " rows at once, at most " +
+                                                 std::to_string(limits::kNumbersBytesMax / row_out));
+    }
+    *out_bytes = rows * row_out;
+    return {};
+  }
+  if (o.part.items_bytes != rows * sizeof(uint64_t)) {
+    return refused(Code::kShapeMismatch, "expected " + std::to_string(rows * sizeof(uint64_t)) +
+                                             " bytes of keys, saw " + std::to_string(o.part.items_bytes));
+  }
+  for (uint32_t i = 0; i < o.part.items; ++i) {
+    uint64_t key;
+    std::memcpy(&key, o.items + i * sizeof key, sizeof key);
+    if (shard_of_hash(mix(key)) != o.part.shard) {
+      return refused(Code::kInvalidArgument, "key " + std::to_string(key) + " belongs to shard " +
+                                                 std::to_string(shard_of_hash(mix(key))) + ", not " +
+                                                 std::to_string(o.part.shard));
+    }
+  }
+  if (brings_numbers(o)) {
+    const uint64_t row_in = uint64_t{spec.dim} * size_of(dtype_in(o));
+    if (!may_travel(dtype_in(o), Dtype::kFloat32) || o.part.numbers_bytes % row_in != 0 ||
+        o.part.numbers_bytes / row_in != rows) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(rows) + " rows of " + std::to_string(spec.dim) +
+                                               ", saw " + std::to_string(o.part.numbers_bytes) + " bytes of " +
+                                               name_of(dtype_in(o)));
+    }
+    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, rows * spec.dim)) {
+      return refused(Code::kNonFinite, "the gradients have NaN or infinity; nothing was applied to shard " +
+                                           std::to_string(o.part.shard));
+    }
+  }
+  if (wants_numbers(o.op())) {
+    if (!may_travel(dtype_out(o), Dtype::kFloat32)) {
+      return refused(Code::kShapeMismatch, std::string("holds float32, asked for ") + name_of(dtype_out(o)));
+    }
+    if (rows > limits::kNumbersBytesMax / row_out) {
+      return refused(Code::kInvalidArgument, std::to_string(rows) + " rows of one shard at once, at most " +
+                                                 std::to_string(limits::kNumbersBytesMax / row_out));
+    }
+    *out_bytes = rows * row_out;
+  }
+  return {};
+}
+
+bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* out, Reply* reply) {
+  Record& record = shard.records.of(o.session, o.header.session);
+  Status status = checked;
+  if (!o.pushes()) {
+    if (o.part.sequence > record.sequence) return false;
+    if (status.ok()) status = read(o, out, reply);
+  } else {
+    switch (record.admit(o.part.sequence)) {
+      case Admission::kGap: return false;
+      case Admission::kRepeat:
+        record.close(o.part.clock);
+        if (const Record::Kept* kept = record.find(o.part.sequence); kept != nullptr) {
+          status = kept->status;
+          reply->part.value = kept->value;
+        } else if (status.ok() && o.op() == Op::kPushPull) {
+          status = read(o, out, reply);
+        }
+        break;
+      case Admission::kApply:
+        record.sequence = o.part.sequence;  // a refusal uses it up, too
+        record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
+        if (status.ok()) status = apply(o, out, reply);
+        if (status.ok()) ++shard.version;
+        if (!status.ok() || o.op() == Op::kErase) record.keep(o.part.sequence, status, reply->part.value);
+        break;
+    }
+  }
+  reply->part.sequence = record.sequence;
+  reply->part.clock = record.clock;
+  if (!status.ok()) {
+    reply->refuse(status);
+  } else if (wants_numbers(o.op()) || o.op() == Op::kPush) {
+    reply->part.value = shard.version + 1;
+  }
+  return true;
+}
+
+Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
+  if ((o.part.flags & wire::kEmpty) != 0) return {};
+  const uint32_t shard = o.part.shard;
+  if (o.op() == Op::kErase) {
+    reply->part.value = table_->erase(shard, keys_of(o).data(), o.part.items);
+    return {};
+  }
+  const bool answers = o.op() == Op::kPushPull;
+  const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), false};
+  if (table_ != nullptr) {
+    WL_RETURN_IF_ERROR(table_->apply(shard, o.hyper, keys_of(o).data(), o.part.items, arrays));
+    reply->numbers_bytes = answers ? uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o)) : 0;
+    return {};
+  }
+  const std::vector<Span>& spans = spans_of(o, tensor_->cut());
+  tensor_->apply(shard, o.hyper, spans.data(), spans.size(), arrays);
+  if (answers && !spans.empty()) reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
+  return {};
+}
+
+Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
+  const uint32_t index = o.part.shard;
+  const Arrays arrays{nullptr, out, Dtype::kFloat32, dtype_out(o), false};
+  switch (o.op()) {
+    case Op::kFingerprint:
+      reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_->fingerprint(index);
+      return {};
+    case Op::kRows: reply->part.value = table_->rows(index); return {};
+    case Op::kScan: {
+      uint64_t most = 0, from = o.part.value;
+      std::memcpy(&most, o.items, sizeof most);
+      std::vector<uint64_t> keys;
+      std::vector<float> weights;
+      if (table_->scan(index, &from, most, &keys, &weights)) reply->part.flags |= wire::kMore;
+      reply->part.value = from;
+      reply->part.items = static_cast<uint32_t>(keys.size());
+      reply->items.assign(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(uint64_t));
+      reply->numbers_bytes = weights.size() * sizeof(float);
+      std::memcpy(out, weights.data(), reply->numbers_bytes);
+      return {};
+    }
+    default: break;
+  }
+  if (table_ != nullptr) {
+    const bool creates = (o.part.flags & wire::kCreates) != 0;
+    WL_RETURN_IF_ERROR(table_->read(index, keys_of(o).data(), o.part.items, arrays, creates));
+    reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
+    return {};
+  }
+  if (o.op() == Op::kPull && o.part.value != 0 && tensor_->shard(index).version + 1 <= o.part.value) {
+    reply->part.flags |= wire::kUnchanged;
+    return {};
+  }
+  const std::vector<Span>& spans = spans_of(o, tensor_->cut());
+  tensor_->read(spans.data(), spans.size(), arrays);
+  if (!spans.empty()) reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
+  return {};
+}
+
+}  // namespace windlass

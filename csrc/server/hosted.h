@@ -1,0 +1,77 @@
+// Hosted: an object as a server process holds it, and what one part of a request does to one of its shards.
+//
+// An Order is complete, private to us, and its checksums are right; whether it makes sense is check()'s to say. run()
+// then belongs to the holder of the shard's turn: it admits the order by its sequence, applies or reads, and fills the
+// reply. Sockets are none of its business.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "server/server.h"
+#include "transport/messages.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+// One part of a request.
+struct Order {
+  wire::Header header;
+  wire::Part part;
+  Hyper hyper;
+  size_t hypers = 0;     // how many were sent
+  uint32_t session = 0;  // the number under which shards keep its records
+  const std::byte* items = nullptr;
+  const std::byte* numbers = nullptr;
+
+  wire::Op op() const { return header.operation(); }
+  // Whether it is numbered and changes the shard.
+  bool pushes() const { return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase; }
+};
+
+// What is answered: the part's header (bytes and checksums are the sender's to fill in), and a message or keys.
+struct Reply {
+  wire::Part part;
+  std::string items;
+  uint64_t numbers_bytes = 0;
+
+  void refuse(const Status& status) {
+    part.status = static_cast<uint8_t>(status.code());
+    items = status.message();
+    numbers_bytes = 0;
+  }
+};
+
+class Hosted {
+ public:
+  static Status make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server,
+                     std::shared_ptr<Hosted>* out);
+
+  const ObjectSpec& spec() const { return spec_; }
+  const Map& map() const { return map_; }
+  // Nullptr when the shard is not here.
+  Shard* find(uint32_t shard);
+
+  // Ok when the order fits the object; *out_bytes is what its answer needs for numbers, at most.
+  Status check(const Order& order, uint64_t* out_bytes) const;
+  // `checked` is what check() said: a push that is refused uses up its sequence all the same. False: the order must
+  // wait for earlier pushes of its session, and nothing has happened.
+  bool run(const Order& order, Shard& shard, const Status& checked, std::byte* out, Reply* reply);
+
+ private:
+  Hosted(ObjectSpec spec, Map map) : spec_(std::move(spec)), map_(std::move(map)) {}
+  Status check_tensor(const Order& order, uint64_t* out_bytes) const;
+  Status check_table(const Order& order, uint64_t* out_bytes) const;
+  Status refused(Code code, const std::string& why) const;
+  Status apply(const Order& order, std::byte* out, Reply* reply);
+  Status read(const Order& order, std::byte* out, Reply* reply);
+
+  const ObjectSpec spec_;
+  const Map map_;
+  Run run_;
+  std::shared_ptr<Tensor> tensor_;  // one of the two
+  std::shared_ptr<Table> table_;
+};
+
+}  // namespace windlass
