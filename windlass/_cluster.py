@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -14,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from windlass import _core
+from windlass._address import Address
 from windlass._arrays import as_numpy, core_dtype
+from windlass._dial import Dialer
 from windlass._errors import InvalidArgument, WindlassError
+from windlass._handshake import load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
 from windlass._table import Table
@@ -25,18 +29,56 @@ _THREADS_MAX = 256
 _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 
-def connect(*, threads: int | None = None, timeout: float = 60.0, memory_bytes_max: int | None = None) -> "Cluster":
-    """Starts a server inside this process and returns a cluster on it.
+def connect(
+    *,
+    servers: Sequence[str] | None = None,
+    app: str = "default",
+    rank: int | None = None,
+    world_size: int | None = None,
+    token: str | bytes | None = None,
+    timeout: float = 60.0,
+    failure_timeout: float = 5.0,
+    checksums: bool | None = None,
+    threads: int | None = None,
+    memory_bytes_max: int | None = None,
+) -> "Cluster":
+    """Connects to servers, or starts one inside this process.
+
+    timeout: seconds that calls may take unless they say otherwise.
+
+    With ``servers=["tcp://host:port", ...]``, as ``windlass server`` prints them, every client gives the same list in
+    the same order.
+
+    app: the group of workers that trains together; names of tensors and tables are the app's own.
+    rank, world_size: this worker's number and how many there are (default: RANK and WORLD_SIZE, else 0 of 1).
+    token: the secret that lets a process in (default: WINDLASS_TOKEN).
+    failure_timeout: seconds after which a server that cannot be reached is given up.
+    checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
+
+    Without servers, the one inside this process has two settings.
 
     threads: how many work on one large request at once (default: the cores there are).
-    timeout: seconds that calls may take unless they say otherwise.
     memory_bytes_max: what tensors and tables may take on the server (default: no limit).
 
     Every call makes its own engine; ``cluster.worker(rank, world_size)`` gives further workers on the same one.
     """
+    if not timeout >= 0:
+        raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
+    if complaint := _core.isa_complaint():
+        raise InvalidArgument(complaint)
+    if servers is not None:
+        if threads is not None or memory_bytes_max is not None:
+            raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
+        if rank is None and world_size is None:
+            rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+        remote = Remote.of(servers, app, token, failure_timeout, checksums)
+        return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
+    if (rank, world_size, token, checksums) != (None, None, None, None) or app != "default":
+        raise InvalidArgument("connect: app, rank, world_size, token and checksums go with servers=[...]")
     if address := os.environ.get("WINDLASS_ADDRESS"):
         raise InvalidArgument(
-            f"WINDLASS_ADDRESS={address} is set, but this version has only the engine inside the process; unset it"
+            f"WINDLASS_ADDRESS={address} is set, but this version takes the addresses of servers as "
+            "connect(servers=[...]); unset it for an engine inside the process"
         )
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
@@ -44,17 +86,69 @@ def connect(*, threads: int | None = None, timeout: float = 60.0, memory_bytes_m
             f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing "
             "of each other; start the script with `windlass run`"
         )
-    if complaint := _core.isa_complaint():
-        raise InvalidArgument(complaint)
     threads = _core.cores() if threads is None else threads
     if not _whole(threads) or not 1 <= threads <= _THREADS_MAX:
         raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
-    if not timeout >= 0:
-        raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
     if memory_bytes_max is not None and not (_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
-    return Cluster(engine, 0, 1, timeout)
+    return Cluster(engine, _core.Session(engine, 0, 1), None, timeout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """How to reach servers elsewhere: what a further worker needs, too."""
+
+    servers: tuple[Address, ...]
+    app: str
+    token: bytes = dataclasses.field(repr=False)
+    failure_timeout: float
+    checksums: bool | None
+
+    @classmethod
+    def of(
+        cls,
+        servers: Sequence[str],
+        app: str,
+        token: str | bytes | None,
+        failure_timeout: float,
+        checksums: bool | None,
+    ) -> "Remote":
+        """Checks what connect() was given."""
+        if isinstance(servers, str) or not all(isinstance(s, str) for s in servers) or not servers:
+            raise InvalidArgument(f"connect: servers must be a list of addresses, not {servers!r}")
+        addresses = tuple(Address.parse(text) for text in servers)
+        if len(set(addresses)) != len(addresses):
+            raise InvalidArgument(f"connect: servers has an address twice: {[str(a) for a in addresses]}")
+        if not isinstance(app, str) or not app.isprintable() or "/" in app or not 1 <= len(app.encode()) <= 256:
+            raise InvalidArgument(f"connect: app must be 1 to 256 bytes of printable text without '/', not {app!r}")
+        if not failure_timeout > 0:
+            raise InvalidArgument(f"connect: failure_timeout must be above 0 seconds, not {failure_timeout}")
+        secret = token.encode() if isinstance(token, str) else load_token() if token is None else token
+        return cls(addresses, app, (secret or b"").strip(), failure_timeout, checksums)
+
+    def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
+        """A cluster on the servers, once all connections are up."""
+        if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
+            raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
+        sums = -1 if self.checksums is None else int(self.checksums)
+        links = _core.Links([str(a) for a in self.servers], self.app, rank, world_size, sums)
+        engine = _core.Engine.on(links, arena_of)
+        dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout)
+        try:
+            links.wait_ready(timeout)
+        except BaseException:
+            links.stop()
+            dialer.close()
+            raise
+        return Cluster(engine, _core.Session(engine, rank, world_size), dialer, timeout, self)
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise InvalidArgument(f"{name}={text} is not a whole number")
+    return int(text)
 
 
 def _whole(x: object) -> bool:
@@ -72,9 +166,18 @@ def _dims(what: str, shape: Any) -> tuple[int, ...]:
 class Cluster:
     """One worker's view of the servers. Made by ``connect()``; a context manager that closes at the end."""
 
-    def __init__(self, engine: _core.Engine, rank: int, world_size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        engine: _core.Engine,
+        session: _core.Session,
+        dialer: Dialer | None,
+        timeout: float,
+        remote: Remote | None = None,
+    ) -> None:
         self._engine = engine
-        self._session = _core.Session(engine, rank, world_size)
+        self._session = session
+        self._dialer = dialer
+        self._remote = remote
         self._timeout = timeout
         _open.add(self)
 
@@ -143,10 +246,13 @@ class Cluster:
         return as_numpy(self._engine.empty(list(_dims("empty", shape)), core_dtype(dtype, "empty")))
 
     def worker(self, rank: int, world_size: int) -> "Cluster":
-        """A further worker on the same engine, for threads that act as workers."""
+        """A further worker on the same servers, for threads that act as workers; they share registered arrays."""
         if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
-        return Cluster(self._engine, rank, world_size, self._timeout)
+        self._engine.check()
+        if self._remote is None:
+            return Cluster(self._engine, _core.Session(self._engine, rank, world_size), None, self._timeout)
+        return self._remote.cluster(rank, world_size, self._timeout, self._engine)
 
     @property
     def rank(self) -> int:
@@ -165,7 +271,9 @@ class Cluster:
 
     @property
     def memory_bytes(self) -> int:
-        """What the server has taken for tensors and tables."""
+        """What the server inside this process has taken for tensors and tables."""
+        if self._remote is not None:
+            raise InvalidArgument("memory_bytes: the servers are other processes")
         return self._engine.memory_bytes
 
     def tick(self) -> None:
@@ -182,7 +290,11 @@ class Cluster:
         """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
         if self._engine.forked:
             return
-        self._engine.close(self._timeout if timeout is None else timeout)
+        try:
+            self._engine.close(self._timeout if timeout is None else timeout)
+        finally:
+            if self._dialer is not None:
+                self._dialer.close()
         self._session.raise_unseen()
 
     def __enter__(self) -> "Cluster":
@@ -199,7 +311,8 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else "open"
-        return f"<Cluster, embedded, rank {self.rank} of {self.world_size}, {state}>"
+        where = "embedded" if self._remote is None else f"{len(self._remote.servers)} servers, app {self._remote.app!r}"
+        return f"<Cluster, {where}, rank {self.rank} of {self.world_size}, {state}>"
 
 
 def _others_inside() -> bool:

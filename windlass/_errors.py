@@ -11,6 +11,11 @@ WindlassError
 ├── ResourceExhausted (MemoryError)     a limit on memory or count was reached
 ├── NonFinite (ValueError)              NaN or infinity where reject_nonfinite=True
 ├── ForkedProcess                       a cluster used in the child of a fork
+├── ServerLost (ConnectionError)        a server that cannot be reached, or came back without what it held
+├── AccessDenied (PermissionError)      a token that is missing or wrong
+├── ProtocolError                       a peer that does not speak as it should
+├── StaleMap                            a shard that is on another server than this client thinks
+├── Cancelled                           a request that was taken back
 └── InternalError                       a bug in Windlass
 
 A message says which object, what was expected and what was seen.
@@ -66,6 +71,26 @@ class ForkedProcess(WindlassError):
     """A cluster used in the child of a fork."""
 
 
+class ServerLost(WindlassError, ConnectionError):
+    """A server that cannot be reached, or came back without what it held."""
+
+
+class AccessDenied(WindlassError, PermissionError):
+    """A token that is missing or wrong."""
+
+
+class ProtocolError(WindlassError):
+    """A peer that does not speak as it should."""
+
+
+class StaleMap(WindlassError):
+    """A shard that is on another server than this client thinks."""
+
+
+class Cancelled(WindlassError):
+    """A request that was taken back with ``Future.cancel()``."""
+
+
 class InternalError(WindlassError):
     """A bug in Windlass; please report it."""
 
@@ -83,6 +108,13 @@ ERRORS: list[type[WindlassError]] = [
     ResourceExhausted,
     NonFinite,
     ForkedProcess,
+    ServerLost,
+    AccessDenied,
+    ProtocolError,
+    ProtocolError,  # a wrong checksum, which the client repairs by itself
+    ProtocolError,  # pushes out of order, likewise
+    StaleMap,
+    Cancelled,
     InternalError,
 ]
 _core.set_errors(ERRORS)

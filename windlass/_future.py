@@ -31,5 +31,12 @@ class Future(Generic[T]):
         self._call.wait(self._timeout if timeout is None else timeout)
         return self._result()
 
+    def cancel(self) -> bool:
+        """Takes back what has not been begun; True when that was all of it.
+
+        A shard gets its part of a push or never will. Where anything was taken back, ``wait()`` raises Cancelled.
+        """
+        return self._call.cancel()
+
     def __repr__(self) -> str:
         return f"<Future, {'done' if self.done() else 'under way'}>"

@@ -47,7 +47,17 @@ class Table:
         self.reject_nonfinite = reject_nonfinite
         kind, a, b = init._spec()
         self._core = _core.Table(
-            cluster._session, name, dim, rule._kind, rule._initial_state, kind, a, b, seed, reject_nonfinite
+            cluster._session,
+            name,
+            dim,
+            rule._kind,
+            rule._initial_state,
+            kind,
+            a,
+            b,
+            seed,
+            reject_nonfinite,
+            cluster._timeout,
         )
 
     def __repr__(self) -> str:

@@ -87,6 +87,7 @@ class Tensor:
             b,
             seed,
             reject_nonfinite,
+            cluster._timeout,
         )
 
     @property

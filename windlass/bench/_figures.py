@@ -16,7 +16,7 @@ from rich.table import Table
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One line of a suite. `ratio` is ours to the limit, larger is better; `bar` is what it should reach."""
+    """One line of a suite. `ratio` is ours to the limit; `bar` is what it should be, or what the value should be."""
 
     name: str
     value: float
@@ -39,9 +39,16 @@ class Suite:
         """A figure where more is better, such as GB/s."""
         self._add(Figure(name, ours, unit, limit, ours / limit, f">= {bar:g}", against))
 
-    def absolute(self, name: str, value: float, unit: str, *, bar: str) -> None:
-        """A figure with no limit but a bar of its own."""
-        self._add(Figure(name, value, unit, bar=bar))
+    def latency(self, name: str, ours: float, limit: float, unit: str, *, bar: float, against: str) -> None:
+        """A figure where less is better, such as microseconds."""
+        self._add(Figure(name, ours, unit, limit, ours / limit, f"<= {bar:g}", against))
+
+    def absolute(
+        self, name: str, value: float, unit: str, *, bar: str, limit: float | None = None, against: str = ""
+    ) -> None:
+        """A figure with a bar of its own, or none; a limit is for information."""
+        ratio = None if limit is None else value / limit
+        self._add(Figure(name, value, unit, limit, ratio, bar, against))
 
     def _add(self, figure: Figure) -> None:
         self.figures.append(figure)

@@ -1,0 +1,3 @@
+from windlass._cli import main
+
+main()

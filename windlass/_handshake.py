@@ -1,0 +1,213 @@
+"""The first bytes of a connection: both ends prove that they know the token, and show it to nobody.
+
+    server -> client   greeting   48 bytes: a nonce
+    client -> server   hello      96 bytes: a nonce, the session to join, proof over greeting and hello
+    server -> client   welcome    64 bytes: the session, proof over all three; or a refusal, which proves nothing
+
+Layouts: docs/formats/wire.md. Lengths are exact, every byte is checked, and the first wrong byte ends it. A refusal
+carries no proof, so that strangers get nothing of the token to try guesses on.
+"""
+
+import asyncio
+import hmac
+import os
+import pathlib
+import secrets
+import socket
+from collections.abc import Callable
+
+from windlass._address import peer_of, seconds_left, why
+from windlass._errors import AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout
+
+VERSION = 1
+GREETING_BYTES, HELLO_BYTES, WELCOME_BYTES = 48, 96, 64
+NONCE_BYTES, KEY_BYTES, PROOF_BYTES = 32, 16, 32
+TOKEN_BYTES_MAX = 4096
+NEW_SESSION = bytes(KEY_BYTES)
+
+_MAGIC = b"WINDLASS"
+_GREETING_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + bytes(6)
+_HELLO_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + b"\x01" + bytes(5)  # role 1: a client
+_WELCOME_HEAD = bytes(8)
+_REFUSAL = b"\x01" + bytes(WELCOME_BYTES - 1)
+_CLIENT, _SERVER = b"windlass client\0", b"windlass server\0"
+
+
+class Malformed(Exception):
+    """Bytes that are no part of a handshake. The text says what was expected and seen."""
+
+
+class Denied(Exception):
+    """A handshake in good form whose proof is wrong."""
+
+
+# -- the token -------------------------------------------------------------------------------------------------------
+
+
+def load_token(file: pathlib.Path | None = None) -> bytes | None:
+    """The token in `file`, else that of WINDLASS_TOKEN, else None. White space around it does not count."""
+    if file is not None:
+        where = f"token file {file}"
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(TOKEN_BYTES_MAX + 1)
+        except OSError as error:
+            raise InvalidArgument(f"{where}: {why(error)}") from error
+    elif "WINDLASS_TOKEN" in os.environ:
+        where = "environment variable WINDLASS_TOKEN"
+        text = os.environb[b"WINDLASS_TOKEN"]
+    else:
+        return None
+    token = text.strip()
+    if not token:
+        raise InvalidArgument(f"{where}: a token was expected, but it is empty")
+    if len(text) > TOKEN_BYTES_MAX:
+        raise InvalidArgument(f"{where}: a token has at most {TOKEN_BYTES_MAX} bytes")
+    if b"\0" in token:  # HMAC fills keys up with NULs: a token of nothing else would equal none
+        raise InvalidArgument(f"{where}: a token has no NUL bytes")
+    return token
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def make_greeting() -> bytes:
+    """The server's first message."""
+    return _GREETING_HEAD + secrets.token_bytes(NONCE_BYTES)
+
+
+def check_greeting(greeting: bytes) -> None:
+    """Raises Malformed unless it is a server's greeting; the beginning of one is checked, too."""
+    _check_head("greeting", _GREETING_HEAD, greeting)
+
+
+def make_hello(token: bytes, greeting: bytes, session_key: bytes | None) -> bytes:
+    """The client's answer. Without a session key it asks for a new session."""
+    hello = _HELLO_HEAD + secrets.token_bytes(NONCE_BYTES) + (session_key or NEW_SESSION)
+    return hello + _proof(token, _CLIENT, greeting, hello)
+
+
+def check_hello(token: bytes, greeting: bytes, hello: bytes) -> bytes:
+    """The session key that the client presents, all zeros for a new session. Raises Malformed or Denied."""
+    _check_length("hello", HELLO_BYTES, hello)
+    _check_head("hello", _HELLO_HEAD, hello)
+    body, proof = hello[:-PROOF_BYTES], hello[-PROOF_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, _CLIENT, greeting, body)):
+        raise Denied("the client does not know the token")
+    return body[-KEY_BYTES:]
+
+
+def make_welcome(token: bytes, greeting: bytes, hello: bytes, session_key: bytes) -> bytes:
+    """The server's last message to a client that is let in."""
+    welcome = _WELCOME_HEAD + session_key + bytes(8)
+    return welcome + _proof(token, _SERVER, greeting, hello, welcome)
+
+
+def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -> bytes:
+    """The session's key. Raises Malformed, or Denied when refused or when the server cannot know the token."""
+    _check_length("welcome", WELCOME_BYTES, welcome)
+    if welcome == _REFUSAL:
+        raise Denied("refused: the server has another token, or none, or is another user's")
+    body, proof = welcome[:-PROOF_BYTES], welcome[-PROOF_BYTES:]
+    key = body[8:-8]
+    if body != _WELCOME_HEAD + key + bytes(8):
+        raise Malformed(f"expected a welcome or a refusal, saw {body[:8]!r}")
+    if not hmac.compare_digest(proof, _proof(token, _SERVER, greeting, hello, body)):
+        raise Denied("the server does not know the token")
+    asked = hello[-PROOF_BYTES - KEY_BYTES : -PROOF_BYTES]
+    if key == NEW_SESSION or asked not in (NEW_SESSION, key):
+        raise Malformed("the server answered with another session than was asked for")
+    return key
+
+
+def _proof(token: bytes, role: bytes, *messages: bytes) -> bytes:
+    return hmac.digest(token, role + b"".join(messages), "sha256")
+
+
+def _check_length(what: str, expected: int, seen: bytes) -> None:
+    if len(seen) != expected:
+        raise Malformed(f"expected a {what} of {expected} bytes, saw {len(seen)}")
+
+
+def _check_head(what: str, head: bytes, message: bytes) -> None:
+    """Every byte of it that is there is right. Told early, a stranger of another protocol is not waited for."""
+    seen = message[: len(head)]
+    if head.startswith(seen):
+        return
+    if seen.startswith(_MAGIC) and len(seen) == len(head) and seen[8:10] != head[8:10]:
+        version = int.from_bytes(seen[8:10], "little")
+        raise Malformed(f"expected version {VERSION} of the wire, saw a {what} of version {version}")
+    raise Malformed(f"expected a Windlass {what}, saw {seen!r}")
+
+
+# -- the client's end ------------------------------------------------------------------------------------------------
+
+
+def greet(sock: socket.socket, token: bytes, session_key: bytes | None, deadline: float) -> bytes:
+    """Shakes hands over a blocking socket and returns the session's key. The socket stays the caller's.
+
+    token: empty where there is none. session_key: of the session to join (None: a new one). deadline: a time of
+    ``time.monotonic()``.
+    """
+    what, phase, timeout = f"handshake with {peer_of(sock)}", "greeting", sock.gettimeout()
+    try:
+        greeting = _read(sock, GREETING_BYTES, deadline, check_greeting)
+        phase = "welcome"
+        hello = make_hello(token, greeting, session_key)
+        sock.settimeout(seconds_left(deadline))
+        sock.sendall(hello)
+        return check_welcome(token, greeting, hello, _read(sock, WELCOME_BYTES, deadline))
+    except Malformed as error:
+        raise ProtocolError(f"{what}: {error}") from error
+    except Denied as error:
+        raise AccessDenied(f"{what}: {error}") from error
+    except TimeoutError as error:
+        raise Timeout(f"{what}: no {phase} within the time allowed") from error
+    except OSError as error:
+        raise ServerLost(f"{what}: waited for the {phase}, but {why(error)}") from error
+    finally:
+        sock.settimeout(timeout)
+
+
+def _read(sock: socket.socket, size: int, deadline: float, check: Callable[[bytes], None] | None = None) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(seconds_left(deadline))
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionError(f"the server closed the connection after {len(data)} of {size} bytes")
+        data += more
+        if check is not None:
+            check(data)
+    return data
+
+
+# -- the server's end ------------------------------------------------------------------------------------------------
+
+
+async def receive(loop: asyncio.AbstractEventLoop, sock: socket.socket, token: bytes, *, admit: bool = True) -> bytes:
+    """Shakes hands over a non-blocking socket and returns the session's key. Raises Malformed, Denied or OSError.
+
+    admit: False refuses whoever it is, however good the proof. How long it takes is the caller's to limit.
+    """
+    greeting = make_greeting()
+    await loop.sock_sendall(sock, greeting)
+    hello = b""
+    while len(hello) < HELLO_BYTES:
+        # Asks for one byte too many: nobody may say more before the welcome.
+        more = await loop.sock_recv(sock, HELLO_BYTES + 1 - len(hello))
+        if not more:
+            raise Malformed(f"the client closed the connection after {len(hello)} of {HELLO_BYTES} bytes")
+        hello += more
+        _check_head("hello", _HELLO_HEAD, hello)
+    try:
+        key = check_hello(token, greeting, hello)
+        if not admit:
+            raise Denied("the client is another user's")
+    except Denied:
+        await loop.sock_sendall(sock, _REFUSAL)
+        raise
+    if key == NEW_SESSION:
+        key = secrets.token_bytes(KEY_BYTES)
+    await loop.sock_sendall(sock, make_welcome(token, greeting, hello, key))
+    return key
