@@ -19,6 +19,9 @@ def isa() -> str:
 def isa_complaint() -> str:
     """What is wrong with WINDLASS_ISA, or nothing."""
 
+def crc32c(data: bytes) -> int:
+    """The checksum that frames carry."""
+
 def cores() -> int:
     """Cores this process may run on."""
 

@@ -36,6 +36,7 @@ inline constexpr size_t kStreamBytesMin = size_t{1} << 20;     // from here on o
 inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;  // asynchronous pushes of ordinary arrays, together
 inline constexpr int64_t kNoDeadline = INT64_MAX;
 inline constexpr int64_t kSpinNs = 20'000;  // how long a waiter spins before it blocks
+inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other within this are waited for awake
 inline constexpr uint32_t kSessionsMax = 1u << 20;
 
 // The wire. Lengths are checked against these before memory is taken for them.
@@ -52,19 +53,23 @@ inline constexpr size_t kAddressBytesMax = 512;
 inline constexpr size_t kAskedMax = 4096;  // requests that one ask names
 
 // Connections.
-inline constexpr size_t kLanes = 2;                                // per worker and server: small requests, bulk
-inline constexpr size_t kBulkBytesMin = size_t{64} << 10;          // from here on a request is bulk
-inline constexpr uint32_t kConnectionsMax = 8192;                  // of a server
-inline constexpr uint32_t kWindowMax = 128;                        // requests without an answer, per server
+inline constexpr size_t kLanes = 2;                        // per worker and server: small requests, bulk
+inline constexpr size_t kBulkBytesMin = size_t{64} << 10;  // from here on a request is bulk
+inline constexpr uint32_t kConnectionsMax = 8192;          // of a server
+inline constexpr size_t kGuestsMax = 4096;                 // sessions of a server that are remembered, connected or not
+inline constexpr uint32_t kWindowMax = 128;                // requests without an answer, per server
 inline constexpr uint64_t kParkedBytesMax = uint64_t{64} << 20;    // pushes that wait for earlier ones, per server
 inline constexpr size_t kParkedMax = 1024;                         // the same in number, per shard
 inline constexpr uint64_t kStagingBytesMax = uint64_t{256} << 20;  // large parts on their way, per server
 inline constexpr size_t kKeptAnswersMax = 2 * kWindowMax;          // that cannot be made again, per session and shard
-inline constexpr int kStallMs = 30'000;                            // a peer that stops within a frame is let go
-inline constexpr int kAskMs = 50;                                  // without an answer for so long, a client asks
-inline constexpr int kAskMsMax = 2'000;                            // and then ever less often
+inline constexpr uint64_t kHugePartBytes = uint64_t{64} << 20;     // parts beyond this come one at a time
+inline constexpr int kStagedStallMs = 2'000;  // a peer that stops within a large part, for which memory is held
+inline constexpr int kStallMs = 30'000;       // a peer that stops within a frame is let go
+inline constexpr int kAskMs = 50;             // without an answer for so long, a client asks
+inline constexpr int kAskMsMax = 2'000;       // and then ever less often
 inline constexpr size_t kReadAheadBytes = 16 << 10;
-inline constexpr size_t kChunkBytes = size_t{1} << 20;     // what is prepared for one system call
+inline constexpr size_t kDirectBytesMin = 8 << 10;         // from here on bytes go straight to where they belong
+inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is prepared for one system call
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
 // The arena keeps this much freed memory for the next allocation.

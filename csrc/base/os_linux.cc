@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include "base/limits.h"
 
@@ -128,7 +129,11 @@ void set_up_socket(int fd, int stall_ms) {
   const timeval stall{stall_ms / 1000, stall_ms % 1000 * 1000};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &stall, sizeof stall);
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &stall, sizeof stall);
-  if (same_host(fd)) return;
+  if (same_host(fd)) {
+    const int bytes = 1 << 20;  // the default makes both ends wake each other twice as often
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    return;
+  }
   const int on = 1;
   const unsigned dead_ms = static_cast<unsigned>(stall_ms);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -172,16 +177,15 @@ void close_socket(int fd) {
 }
 
 void poll(Polled* sockets, size_t n, int64_t timeout_ns) {
-  constexpr size_t kMany = 64;
-  pollfd few[kMany];
-  const size_t used = std::min(n, kMany);
-  for (size_t i = 0; i < used; ++i) {
-    few[i] = {sockets[i].fd, static_cast<short>(POLLIN | (sockets[i].writing ? POLLOUT : 0)), 0};
+  static thread_local std::vector<pollfd> all;
+  all.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    all[i] = {sockets[i].fd, static_cast<short>(POLLIN | (sockets[i].writing ? POLLOUT : 0)), 0};
   }
   const int64_t left = std::max<int64_t>(timeout_ns, 0);
   const timespec ts{left / 1'000'000'000, left % 1'000'000'000};
-  const int ready = ppoll(few, used, &ts, nullptr);
-  for (size_t i = 0; i < n; ++i) sockets[i].ready = i >= used || (ready > 0 && few[i].revents != 0);
+  const int ready = ppoll(all.data(), n, &ts, nullptr);
+  for (size_t i = 0; i < n; ++i) sockets[i].ready = ready > 0 && all[i].revents != 0;
 }
 
 Watch::Watch() : epoll_(epoll_create1(EPOLL_CLOEXEC)), event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {

@@ -29,10 +29,10 @@ enum class Code : uint8_t {
   kForkedProcess,      // used in the child of a fork
   kServerLost,         // a server that cannot be reached, or came back without what it held
   kAccessDenied,       // a token that is missing or wrong
-  kProtocolError,           // bytes that do not follow docs/formats/wire.md
+  kProtocolError,      // bytes that do not follow docs/formats/wire.md
   kCorrupt,            // a part whose checksum is wrong; the client sends it again
   kOutOfSequence,      // a push whose predecessors are missing; the client sends again
-  kStaleMap,          // a shard that is elsewhere, or has another term
+  kStaleMap,           // a shard that is elsewhere, or has another term
   kCancelled,          // the caller took the request back
   kInternal,           // our own bug
 };

@@ -183,7 +183,8 @@ void bind_engine(nb::module_& m) {
   m.def(
       "hold_table",
       [](const std::shared_ptr<TableClient>& t, uint32_t shard) {
-        if (t->remote() || shard >= limits::kTableShards) throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
+        if (t->remote() || shard >= limits::kTableShards)
+          throw StatusError{Status(Code::kInvalidArgument, "no such shard")};
         return std::make_unique<Hold>(t->session().shared_engine(), t, &t->table().shard(shard).turn);
       },
       nb::arg("table"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>());

@@ -1,6 +1,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "base/crc32c.h"
 #include "bind/bind.h"
 #include "rule/kernels.h"
 
@@ -31,6 +32,9 @@ NB_MODULE(_core, m) {
       "The exception class of every code, in order; the caller keeps the list.");
   m.def("isa", [] { return windlass::kernels().isa; }, "The instruction set the kernels use.");
   m.def("isa_complaint", &windlass::isa_complaint, "What is wrong with WINDLASS_ISA, or nothing.");
+  m.def(
+      "crc32c", [](const nb::bytes& data) { return windlass::crc32c(data.c_str(), data.size()); }, nb::arg("data"),
+      "The checksum that frames carry.");
   m.def("cores", &windlass::os::cores, "Cores this process may run on.");
   windlass::bind::bind_engine(m);
   windlass::bind::bind_tensor(m);

@@ -31,13 +31,13 @@ Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_
     }
   }
   if (how == How::kFuture && ordinary_) {
-    if (!engine.reserve_kept(bytes_, deadline_ns)) {
+    if (!engine.reserve_kept(bytes_ + kept_besides(), deadline_ns)) {
       engine.arena().end(lent_, n_lent_);
       engine.leave();
       return Status(Code::kTimeout, what() + ": not begun; " + std::to_string(limits::kKeptBytesMax) +
                                         " bytes of earlier pushes wait for busy shards");
     }
-    kept_bytes_ = bytes_;
+    kept_bytes_ = bytes_ + kept_besides();
   }
   Status launched = launch(how, deadline_ns);
   if (!launched.ok()) {
@@ -68,11 +68,18 @@ Status Call::finish(int64_t deadline_ns) {
   if (status.code() != Code::kTimeout) return status;
   drop();
   if (ordinary_) answers_ = false;
-  const bool has_room = pushes() && ordinary_ && session_->engine().reserve_kept(bytes_, 0);
+  const uint64_t copied = bytes_ + kept_besides();
+  const bool has_room = pushes() && ordinary_ && session_->engine().reserve_kept(copied, 0);
+  if (has_room) kept_bytes_ = copied;
+  if (has_room && (bits_ & kFinished) != 0) release_kept();  // too late for finished() to do it
+  if (!has_room && ordinary_ && pushes() && always_goes_on()) {
+    // Copies are limited. What has not been begun is taken back rather than copied.
+    bool any = false;
+    if (take_back(&any))
+      return Status(Code::kTimeout, what() + ": not done in time" + where() + "; not begun, and taken back");
+  }
   const bool goes_on = pushes() && (!ordinary_ || has_room || always_goes_on());
-  if (has_room) kept_bytes_ = bytes_;
   if (ordinary_ && goes_on) {
-    if ((bits_ & kFinished) != 0) release_kept();  // too late for finished() to do it
     let_go();
   } else if (ordinary_) {
     cancel();
@@ -88,8 +95,11 @@ Status Call::wait(int64_t deadline_ns) {
   if (!wait_until(deadline_ns))
     return Status(Code::kTimeout, what() + ": not done in time" + where() + "; it goes on and can be waited for again");
   bits_.fetch_or(kSeen, std::memory_order_acq_rel);
-  const Status s = status();
-  // What a server says names the shard; the request is ours to name.
+  return named(status());
+}
+
+// What a server says names the shard; the request is ours to name.
+Status Call::named(const Status& s) const {
   if (s.ok() || s.message().compare(0, what().size(), what()) == 0) return s;
   return Status(s.code(), what() + ": " + s.message());
 }
@@ -112,7 +122,7 @@ bool Call::take_back(bool* any) { return cancel_queued(any); }
 void Call::mark(Bit bit, uint8_t other) {
   const uint8_t before = bits_.fetch_or(bit);
   if ((before & other) == 0 || (before & kSeen) != 0) return;
-  if (Status s = status(); !s.ok()) progress_->unseen.add(s);
+  if (Status s = status(); !s.ok() && s.code() != Code::kCancelled) progress_->unseen.add(named(s));
 }
 
 void Call::drop() { mark(kDropped, kFinished); }

@@ -73,6 +73,7 @@ class Call : public Work {
   virtual bool pushes() const { return false; }
   virtual bool take_back(bool* any);  // what has not been begun: whether that was all, whether it was anything
   virtual std::string stuck() const { return ""; }       // where a request that is late is
+  virtual uint64_t kept_besides() const { return 0; }    // bytes that a copy needs beyond the larger array
   virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are
   bool answers() const { return answers_; }              // false: nobody waits for the output any more
   bool ordinary() const { return ordinary_; }            // some array is not registered
@@ -94,6 +95,7 @@ class Call : public Work {
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
   enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
   std::string where() const;
+  Status named(const Status& status) const;
   void mark(Bit bit, uint8_t other);
   void release_kept();
   std::atomic<uint8_t> bits_{0};

@@ -212,7 +212,7 @@ TEST(the_error_of_a_dropped_future_is_for_the_next_call) {
     CHECK_OK(now(*other, look));
     const Status raised = now(*t, look);
     CHECK(raised.code() == Code::kResourceExhausted);
-    CHECK(raised.message().find("table 't' cannot grow") == 0);
+    CHECK(raised.message().find("push of table 't': table 't' cannot grow") == 0);
     CHECK(raised.message().find(dropped == 1 ? "(from an earlier request whose"
                                              : "(from 3 earlier requests, the first") != std::string::npos);
     CHECK_OK(now(*t, look));  // once

@@ -138,12 +138,22 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
   wire::Reader reader(open->answers[0].items);
   WL_RETURN_IF_ERROR(decode(&reader, &map));
   WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
+  wire::Writer writer;
+  encode(map, &writer);
+  encode(spec, &writer);
+  const std::string both = writer.take();
   for (const Map::Owned& run : map.runs) {
-    wire::Writer both;
-    encode(map, &both);
-    encode(spec, &both);
     const Ref<Exchange> attach(new Exchange(links));
-    WL_RETURN_IF_ERROR(attach->ask(wire::Op::kAttach, run.server, both.take(), what, deadline_ns));
+    const Status status = attach->ask(wire::Op::kAttach, run.server, both, what, deadline_ns);
+    if (status.ok()) continue;
+    // Nothing stays behind of an object that cannot be everywhere: neither memory nor its name.
+    if (status.code() == Code::kResourceExhausted) {
+      for (uint32_t server = 0; server < links->servers().size(); ++server) {
+        const Ref<Exchange> detach(new Exchange(links));
+        (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);
+      }
+    }
+    return status;
   }
   *out = {std::move(spec), std::move(map)};
   return {};
@@ -158,6 +168,9 @@ Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
     wire::Reader reader(answer.items);
     WL_RETURN_IF_ERROR(decode(&reader, &placed.map));
     WL_RETURN_IF_ERROR(decode(&reader, &placed.spec));
+    uint32_t shards = 0;
+    WL_RETURN_IF_ERROR(placed.spec.shards(&shards));
+    WL_RETURN_IF_ERROR(placed.map.check(shards, static_cast<uint32_t>(engine_->links()->servers().size())));
     out->push_back(std::move(placed));
   }
   return {};
@@ -185,9 +198,11 @@ Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
     WL_RETURN_IF_ERROR(list(deadline_ns, &all));
     for (const Placed& placed : all) {
       uint64_t one = 0;
-      WL_RETURN_IF_ERROR(placed.spec.is_table
-                             ? TableClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one)
-                             : TensorClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one));
+      const Status status = placed.spec.is_table
+                                ? TableClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one)
+                                : TensorClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one);
+      if (status.code() == Code::kNotFound) continue;  // it is being made at this moment
+      WL_RETURN_IF_ERROR(status);
       sum += one;
     }
     *out = sum;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/breaks.h"
 #include "base/crc32c.h"
 #include "client/links.h"
 
@@ -15,7 +16,6 @@ namespace {
 constexpr size_t kSection = limits::kSectionBytes;
 constexpr uint64_t kHelloRequest = 1;
 constexpr size_t kPiecesMax = 512;
-constexpr size_t kDirectBytesMin = 4096;  // from here on numbers land without a detour
 constexpr std::byte kZeros[kSection] = {};
 
 // A frame of one part with a body.
@@ -53,13 +53,7 @@ void Lane::submit(const Ref<Trip>& trip) {
   {
     std::lock_guard lock(mutex_);
     failed = failed_;
-    if (failed.ok()) {
-      if (outbox_.idle()) {
-        progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
-        ask_ns_ = limits::kAskMs * int64_t{1'000'000};
-      }
-      outbox_.add(trip->header.request, trip);
-    }
+    if (failed.ok()) outbox_.add(trip->header.request, trip);
   }
   if (!failed.ok()) {
     trip->status = failed;
@@ -77,6 +71,11 @@ bool Lane::unsent() {
   return unsent_locked();
 }
 
+bool Lane::watched() {
+  std::lock_guard lock(mutex_);
+  return watching_reading_ || watching_writing_;
+}
+
 bool Lane::idle() {
   std::lock_guard lock(mutex_);
   return outbox_.idle() && state_ != kGreeting;
@@ -90,6 +89,7 @@ void Lane::pump_send() {
       if (piece_ == pieces_.size()) {
         if (in_frame_ && next_part_ == frame_parts_.size()) {
           in_frame_ = false;
+          sending_->sent_ns = os::now_ns();
           if (sending_->ends_later) ended = sending_;
           sending_ = Ref<Trip>();
           if (ended) break;  // it ends without the lock; whoever waits pumps again
@@ -147,6 +147,7 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   in_frame_ = true;
   next_part_ = 0;
   trip->begun = true;
+  trip->sent_ns = 0;
   frame_parts_.clear();
   wire::Header header = trip->header;
   header.session = links_.incarnation();
@@ -160,7 +161,7 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   if (header.extension_bytes != 0) header.extension_crc = crc32c(trip->extensions.data(), trip->extensions.size());
   header.length = header.extension_bytes;
   for (uint32_t i = 0; i < trip->parts.size(); ++i) {
-    if (trip->parts[i].answered) continue;
+    if (trip->header.op == static_cast<uint8_t>(Op::kList) ? i != 0 : trip->parts[i].answered) continue;
     frame_parts_.push_back(i);
     wire::Part part;
     trip->describe(trip->parts[i], &part);
@@ -252,7 +253,7 @@ bool Lane::try_lead(bool keep_watch) {
   if (led_.exchange(true, std::memory_order_seq_cst)) return false;
   if (!keep_watch) {
     std::lock_guard lock(mutex_);
-    watch(false, watching_writing_);
+    watch(false, false);
   }
   return true;
 }
@@ -278,11 +279,19 @@ void Lane::watch(bool reading, bool writing) {
 
 void Lane::maintain(int64_t now_ns) {
   std::lock_guard lock(mutex_);
-  if (state_ == kDown || !raw_.empty() || in_frame_) return;
-  if (now_ns - progress_ns_.load(std::memory_order_relaxed) < ask_ns_) return;
+  if (state_ == kDown || !raw_.empty()) return;
   if (state_ == kGreeting) {
+    if (now_ns - asked_ns_ < ask_ns_) return;
     raw_ = hello_frame();
-  } else if (outbox_.has_sent() && !outbox_.has_queued()) {
+  } else {
+    // The oldest request decides: that others are answered says nothing of it.
+    const Ref<Trip>* const oldest = outbox_.oldest_sent();
+    if (oldest == nullptr || (*oldest)->sent_ns == 0) return;
+    if ((*oldest)->header.request != oldest_) {
+      oldest_ = (*oldest)->header.request;
+      ask_ns_ = limits::kAskMs * int64_t{1'000'000};
+    }
+    if (now_ns - std::max((*oldest)->sent_ns, asked_ns_) < ask_ns_) return;
     asked_ = outbox_.to_ask(limits::kAskedMax);
     wire::Header header;
     header.op = static_cast<uint8_t>(Op::kAsk);
@@ -291,10 +300,8 @@ void Lane::maintain(int64_t now_ns) {
     header.app = links_.app_number(server_);
     const std::string body(reinterpret_cast<const char*>(asked_.data()), asked_.size() * sizeof(uint64_t));
     raw_ = frame_of(header, &body);
-  } else {
-    return;
   }
-  progress_ns_.store(now_ns, std::memory_order_relaxed);
+  asked_ns_ = now_ns;
   ask_ns_ = std::min<int64_t>(2 * ask_ns_, limits::kAskMsMax * int64_t{1'000'000});
 }
 
@@ -320,7 +327,7 @@ void Lane::attach(int fd) {
     fd_ = fd;
     state_ = kGreeting;
     raw_ = hello_frame();
-    progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
+    asked_ns_ = os::now_ns();
     ask_ns_ = limits::kAskMs * int64_t{1'000'000};
     watching_reading_ = watching_writing_ = false;
     links_.watch().add(fd, links_.tag(*this));
@@ -349,7 +356,7 @@ void Lane::fail(const Status& status) {
     std::scoped_lock lock(receiving_, mutex_);
     if (!failed_.ok()) return;
     failed_ = status;
-    disconnect();
+    disconnect(&ended);
     outbox_.each([&](uint64_t, const Ref<Trip>& trip) { ended.push_back(trip); });
   }
   for (const Ref<Trip>& trip : ended) {
@@ -358,9 +365,11 @@ void Lane::fail(const Status& status) {
   }
 }
 
-// With both locks. Whoever polls the socket is woken first and looks at the state.
-void Lane::disconnect() {
+// With both locks; *ended gets what was only waiting for its frame to be out. Whoever polls the socket is woken first
+// and looks at the state.
+void Lane::disconnect(std::vector<Ref<Trip>>* ended) {
   if (state_ == kDown) return;
+  if (sending_ && sending_->ends_later) ended->push_back(sending_);
   links_.watch().remove(fd());
   os::shut_down(fd());
   os::close_socket(fd());
@@ -380,8 +389,7 @@ void Lane::tear_down(const std::string& why) {
   std::vector<Ref<Trip>> ended;
   {
     std::lock_guard lock(mutex_);
-    if (sending_ && sending_->ends_later) ended.push_back(sending_);
-    disconnect();
+    disconnect(&ended);
   }
   for (const Ref<Trip>& trip : ended) finish(trip);
   links_.want_dial(*this, why);
@@ -419,42 +427,41 @@ void Lane::expect(Stage stage, std::byte* to, size_t bytes) {
   got_ = 0;
 }
 
-void Lane::pump_receive() {
+bool Lane::pump_receive() {
   std::lock_guard lock(receiving_);
-  if (state_ == kDown) return;
-  if (ahead_.room(limits::kReadAheadBytes) == nullptr) return;
+  if (state_ == kDown) return false;
+  if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
   bool arrived = false;
   for (;;) {
     bool drained = false;
     if (got_ < need_ && ahead_begin_ == ahead_end_) {
       const size_t rest = need_ - got_;
-      os::Piece pieces[2] = {{target_ + got_, rest}, {ahead_.data(), limits::kReadAheadBytes}};
-      const bool direct = rest >= kDirectBytesMin;
+      // Large: straight to where it belongs, with no more behind it than the next headers.
+      const bool direct = rest >= limits::kDirectBytesMin;
+      const size_t behind = direct ? 2 * kSection : limits::kReadAheadBytes;
+      const os::Piece pieces[2] = {{target_ + got_, rest}, {ahead_.data(), behind}};
       const long n = os::receive_pieces(fd(), direct ? pieces : pieces + 1, direct ? 2 : 1, false);
       if (n == os::kWouldBlock) break;
       if (n == os::kBroken) {
         tear_down(complaint_.empty() ? os::failure_of(fd()) : complaint_);
-        return;
+        return true;
       }
       arrived = true;
       const size_t straight = direct ? std::min(rest, static_cast<size_t>(n)) : 0;
       got_ += straight;
       ahead_begin_ = 0;
       ahead_end_ = static_cast<size_t>(n) - straight;
-      drained = static_cast<size_t>(n) < (direct ? rest : 0) + limits::kReadAheadBytes;
+      drained = static_cast<size_t>(n) < (direct ? rest : 0) + behind;
     }
     if (!parse()) {
       tear_down(complaint_);
-      return;
+      return true;
     }
     // Between frames, with nothing more to be had: the answer is worth more than a look that finds nothing.
     if (drained && stage_ == kHeader && got_ == 0 && ahead_begin_ == ahead_end_) break;
   }
-  if (arrived) {
-    progress_ns_.store(os::now_ns(), std::memory_order_relaxed);
-    std::lock_guard sending(mutex_);
-    ask_ns_ = limits::kAskMs * int64_t{1'000'000};
-  }
+  if (arrived) arrival_ns_.store(os::now_ns(), std::memory_order_relaxed);
+  return arrived;
 }
 
 // Uses up what was read ahead.
@@ -499,12 +506,16 @@ bool Lane::advance() {
       frame_left_ -= kSection + in_part_.bytes();
       --parts_left_;
       find_part();
-      in_items_.resize(wire::padded(in_part_.items_bytes));
-      expect(kItems, reinterpret_cast<std::byte*>(in_items_.data()), in_items_.size());
+      // Memory that is mapped and not touched before the bytes come.
+      if (in_part_.items_bytes != 0 && raw_items_.room(wire::padded(in_part_.items_bytes)) == nullptr)
+        return broken_rule("no memory for its items");
+      expect(kItems, raw_items_.data(), wire::padded(in_part_.items_bytes));
       return true;
     case kItems:
-      in_items_.resize(in_part_.items_bytes);
-      if (in_part_.items_bytes != 0 && crc32c(in_items_.data(), in_items_.size()) != in_part_.items_crc)
+      in_items_.assign(reinterpret_cast<const char*>(raw_items_.data()), in_part_.items_bytes);
+      raw_items_.shrink(limits::kBodyBytesMax);
+      if (in_part_.items_bytes != 0 && crc32c(in_items_.data(), in_items_.size()) != in_part_.items_crc &&
+          !broken(Break::kChecksums))
         return broken_rule("the checksum of the items is wrong");
       return expect_numbers();
     case kNumbers:
@@ -550,7 +561,8 @@ bool Lane::expect_numbers() {
 bool Lane::end_part() {
   const uint64_t bytes = in_part_.numbers_bytes;
   if (bytes != 0 && (in_header_.flags & wire::kChecksummed) != 0 && !discarded_ &&
-      crc32c(landed_ != nullptr ? landed_ : in_numbers_.data(), bytes) != in_part_.numbers_crc)
+      crc32c(landed_ != nullptr ? landed_ : in_numbers_.data(), bytes) != in_part_.numbers_crc &&
+      !broken(Break::kChecksums))
     return broken_rule("the checksum of the numbers is wrong");
   const auto code = static_cast<Code>(std::min<uint8_t>(in_part_.status, static_cast<uint8_t>(Code::kInternal)));
   if (in_header_.request == 0) {
@@ -565,11 +577,11 @@ bool Lane::end_part() {
     outbox_.again(in_header_.request);
     return true;
   }
-  if (code == Code::kOk) {
+  if (code == Code::kOk && (in_trip_part_->flags & wire::kEmpty) == 0) {
     const Status landed = in_trip_->cargo->land(in_trip_part_->part, in_part_, in_items_,
                                                 landed_ != nullptr || bytes == 0 ? nullptr : in_numbers_.data());
     if (!landed.ok()) return broken_rule(landed.message());
-  } else if (in_trip_->status.ok()) {
+  } else if (code != Code::kOk && in_trip_->status.ok()) {
     in_trip_->status = Status(code, links_.servers()[server_] + ": " + wire::printable(in_items_));
   }
   in_trip_part_->answered = true;
@@ -580,6 +592,7 @@ bool Lane::end_part() {
 bool Lane::welcomed(Code code) {
   Status status;
   Welcome welcome;
+  if (code == Code::kCorrupt) return broken_rule("the hello arrived damaged");  // another connection will do
   if (code != Code::kOk) {
     status = Status(code, links_.servers()[server_] + ": " + wire::printable(in_items_));
   } else {
@@ -603,7 +616,7 @@ bool Lane::heard(Code code) {
   std::lock_guard lock(mutex_);
   if (in_header_.request != asking_) return true;
   std::vector<uint64_t> held(in_items_.size() / sizeof(uint64_t));
-  std::memcpy(held.data(), in_items_.data(), held.size() * sizeof(uint64_t));
+  if (!held.empty()) std::memcpy(held.data(), in_items_.data(), held.size() * sizeof(uint64_t));
   outbox_.heard(asked_, held);
   asked_.clear();
   asking_ = 0;

@@ -48,15 +48,17 @@ class Lane {
   // keep_watch: for the thread of Links, which is told of what arrives anyway.
   bool try_lead(bool keep_watch = false);
   void unlead();
-  bool led() const { return led_.load(std::memory_order_acquire); }
+  bool watched();  // by the thread of Links
   bool ready() const { return state_.load(std::memory_order_acquire) == kReady; }
   bool connected() const { return state_.load(std::memory_order_acquire) != kDown; }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
-  // The leader's. Handles what has arrived; a broken connection is torn down.
-  void pump_receive();
+  // The leader's. Handles what has arrived; false when that was nothing. A broken connection is torn down.
+  bool pump_receive();
   // The leader's. Asks after requests that have been without an answer for long.
   void maintain(int64_t now_ns);
   bool idle();
+  // Whether answers have been coming so quickly that the next is worth waiting for awake.
+  bool hot(int64_t now_ns) const { return now_ns - arrival_ns_.load(std::memory_order_relaxed) < limits::kHotNs; }
 
   // A new connection, authenticated.
   void attach(int fd);
@@ -109,7 +111,7 @@ class Lane {
   bool broken_rule(const std::string& what);
   void tear_down(const std::string& why);
   // With both.
-  void disconnect();
+  void disconnect(std::vector<Ref<Trip>>* ended);
   // With neither, or with receiving_.
   void finish(const Ref<Trip>& trip);
 
@@ -133,9 +135,11 @@ class Lane {
   size_t piece_ = 0;
   std::string raw_;  // a frame without a trip: hello, ask, goodbye
   std::vector<uint64_t> asked_;
-  uint64_t asking_ = 0;                  // the request that asks
-  std::atomic<int64_t> progress_ns_{0};  // when something last arrived
-  int64_t ask_ns_ = 0;                   // how long after that to ask
+  uint64_t asking_ = 0;                 // the request that asks
+  std::atomic<int64_t> arrival_ns_{0};  // when something last arrived
+  int64_t asked_ns_ = 0;                // when it was last asked
+  int64_t ask_ns_ = 0;                  // how long to wait before asking (again)
+  uint64_t oldest_ = 0;                 // the request that was waited for then
   bool watching_reading_ = false, watching_writing_ = false;
   Status failed_;
 
@@ -153,7 +157,7 @@ class Lane {
   Ref<Trip> in_trip_;                   // null: nobody waits for it any more
   Trip::Part* in_trip_part_ = nullptr;  // likewise
   std::string in_items_;
-  Buffer in_numbers_;
+  Buffer in_numbers_, raw_items_;
   std::byte* landed_ = nullptr;  // where the numbers went, if not into in_numbers_
   bool discarded_ = false;       // some of the numbers went nowhere
   std::string complaint_;        // why the connection will be broken

@@ -65,12 +65,12 @@ void Links::run() {
     const size_t n = watch_.wait(tags, kMany, busy ? limits::kAskMs * kMs : kIdleNs);
     for (size_t i = 0; i < n; ++i) {
       Lane& lane = *lanes_[tags[i]];
-      lane.pump_send();
       if (lane.try_lead(true)) {
         lane.pump_receive();
         lane.pump_send();
         lane.unlead();
-      } else {
+      } else if (lane.watched()) {  // its leader waits for an answer of its own; somebody else wants to send
+        lane.pump_send();
         lane.attend();
       }
     }
@@ -169,7 +169,8 @@ Status Links::wait_ready(int64_t deadline_ns) {
   return status;
 }
 
-Status Links::reserve(const std::vector<uint32_t>& servers, const std::string& what, int64_t deadline_ns) {
+Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns) {
+  std::sort(servers.begin(), servers.end());  // two callers that wait for each other's places would wait for ever
   Status status;
   size_t done = 0;
   for (; done < servers.size() && status.ok(); ++done) {
@@ -210,31 +211,48 @@ Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
   return to;
 }
 
-bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
+// Receives until the work is done, a connection is down, or time is up.
+void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
   static const bool may_spin = os::cores() > 1;
-  size_t led = 0;
-  while (led < lanes.size() && lanes[led]->try_lead()) ++led;
-  if (led == lanes.size() && led != 0) {
-    std::vector<os::Polled> sockets(led);
-    const int64_t spin_end = os::now_ns() + (may_spin ? limits::kSpinNs : 0);
-    for (;;) {
-      bool up = true;
-      for (Lane* lane : lanes) {
-        lane->pump_receive();
-        lane->pump_send();
-        up = up && lane->connected();
-      }
-      const int64_t now = os::now_ns();
-      if (work.done() || !up || now >= deadline_ns) break;
-      if (now < spin_end) continue;
-      for (size_t i = 0; i < led; ++i) {
-        lanes[i]->maintain(now);
-        lanes[i]->pump_send();
+  constexpr size_t kFew = 8;
+  const size_t n = lanes.size();
+  os::Polled few[kFew];
+  std::vector<os::Polled> many(n > kFew ? n : 0);
+  os::Polled* const sockets = n > kFew ? many.data() : few;
+  // Awake only where requests follow each other quickly. After a pause the server sleeps as well, and the two wake each
+  // other fastest on one core, which a spinning caller would keep.
+  int64_t now = os::now_ns();
+  int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
+  bool rest = false;  // the answer has begun to arrive
+  for (;;) {
+    const bool awake = now < spin_end;
+    if (!awake || rest) {
+      for (size_t i = 0; i < n; ++i) {
+        if (!awake) lanes[i]->maintain(now);
         sockets[i] = {lanes[i]->fd(), lanes[i]->unsent(), false};
       }
-      os::poll(sockets.data(), led, std::min(deadline_ns - now, limits::kAskMs * kMs));
+      // The rest of an answer is looked for by polling: receiving takes a lock that whoever sends needs as well.
+      os::poll(sockets, n, awake ? 0 : std::min(deadline_ns - now, limits::kAskMs * kMs));
     }
+    bool arrived = false, up = true;
+    for (size_t i = 0; i < n; ++i) {
+      if ((awake && !rest) || sockets[i].ready) arrived = lanes[i]->pump_receive() || arrived;
+      if ((awake && !rest) || sockets[i].ready || !awake) lanes[i]->pump_send();
+      up = up && lanes[i]->connected();
+    }
+    if (work.done() || !up) return;
+    now = os::now_ns();
+    if (now >= deadline_ns) return;
+    // More is on its way, and to be woken for every piece of it costs both sides more than the piece.
+    if (arrived && may_spin) spin_end = now + limits::kSpinNs;
+    rest = rest || arrived;
   }
+}
+
+bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
+  size_t led = 0;
+  while (led < lanes.size() && lanes[led]->try_lead()) ++led;
+  if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns);
   for (size_t i = 0; i < led; ++i) lanes[i]->unlead();
   return work.done() || work.sleep_until(deadline_ns);
 }

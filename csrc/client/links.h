@@ -48,7 +48,7 @@ class Links : public std::enable_shared_from_this<Links> {
   Status wait_ready(int64_t deadline_ns);
 
   // Sends trips to their servers, in order. Before: room in each server's window. After: somebody will receive.
-  Status reserve(const std::vector<uint32_t>& servers, const std::string& what, int64_t deadline_ns);
+  Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns);
   Lane& submit(const Ref<Trip>& trip, uint32_t server);
   // Waits for work whose trips are on these lanes, receiving meanwhile where nobody else does; true when it is done.
   bool wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
@@ -81,6 +81,7 @@ class Links : public std::enable_shared_from_this<Links> {
     std::string trouble;  // why the last connection broke
   };
   void run();
+  void lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
 
   const std::vector<std::string> servers_;
   const std::string app_;

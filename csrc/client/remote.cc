@@ -5,8 +5,8 @@
 
 namespace windlass {
 
-Trip& Remote::add_trip(Work* self, const Plan& plan, uint32_t server) {
-  Ref<Trip> trip(new Trip(Ref<Work>(self), this));
+Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
+  Ref<Trip> trip(new Trip(this));
   trip->header.op = static_cast<uint8_t>(plan.op);
   trip->header.object = plan.object;
   trip->header.dtype_in = static_cast<uint8_t>(plan.dtype_in);
@@ -19,23 +19,24 @@ Trip& Remote::add_trip(Work* self, const Plan& plan, uint32_t server) {
   return *trip;
 }
 
-void Remote::make_trips(Work* self, const Plan& plan, const Map& map, const std::vector<uint32_t>& shards) {
+void Remote::make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards) {
   for (uint32_t i = 0; i < shards.size(); ++i) {
     const Map::Owned& run = map.run_of(shards[i]);
     const auto it = std::find(servers_.begin(), servers_.end(), run.server);
-    Trip& trip = it == servers_.end() ? add_trip(self, plan, run.server) : *trips_[it - servers_.begin()];
+    Trip& trip = it == servers_.end() ? add_trip(plan, run.server) : *trips_[it - servers_.begin()];
     trip.parts.push_back({.part = i, .shard = shards[i], .term = run.term, .flags = plan.flags});
     ++trip.unanswered;
   }
 }
 
-void Remote::make_trip(Work* self, const Plan& plan, uint32_t server) {
-  Trip& trip = add_trip(self, plan, server);
+void Remote::make_trip(const Plan& plan, uint32_t server) {
+  Trip& trip = add_trip(plan, server);
   trip.parts.push_back({.part = 0, .shard = 0});
   trip.unanswered = 1;
 }
 
-void Remote::submit() {
+void Remote::submit(Work* self) {
+  for (const Ref<Trip>& trip : trips_) trip->owner = Ref<Work>(self);
   for (size_t i = 0; i < trips_.size(); ++i) lanes_.push_back(&links_->submit(trips_[i], servers_[i]));
 }
 
@@ -47,9 +48,11 @@ void Remote::set_off(How how) {
 }
 
 std::string Remote::stuck() const {
-  for (size_t i = 0; i < trips_.size(); ++i) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const std::string phase = links_->phase(servers_[i]);
+    const Lane::Hold hold = lanes_[i]->hold();
     for (const Trip::Part& part : trips_[i]->parts) {
-      if (!part.answered) return links_->phase(servers_[i]) + ", shard " + std::to_string(part.shard);
+      if (!part.answered) return phase + ", shard " + std::to_string(part.shard);
     }
   }
   return "";
@@ -73,7 +76,7 @@ Status Exchange::ask(wire::Op op, uint32_t server, const std::string& body, cons
   body_ = body;
   has_body_ = true;
   answers.resize(1);
-  make_trip(this, {.op = op, .deadline_ns = deadline_ns}, server);
+  make_trip({.op = op, .deadline_ns = deadline_ns}, server);
   return go(what, deadline_ns);
 }
 
@@ -84,7 +87,7 @@ Status Exchange::ask_shards(wire::Op op, const Map& map, const std::vector<uint3
   has_body_ = !body.empty();
   value_ = value;
   answers.resize(shards.size());
-  make_trips(this, {.op = op, .object = map.object, .deadline_ns = deadline_ns}, map, shards);
+  make_trips({.op = op, .object = map.object, .deadline_ns = deadline_ns}, map, shards);
   number([&](uint32_t shard, Trip::Part* part) { part->sequence = sent[shard]; });
   return go(what, deadline_ns);
 }
@@ -92,7 +95,7 @@ Status Exchange::ask_shards(wire::Op op, const Map& map, const std::vector<uint3
 Status Exchange::go(const std::string& what, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(reserve(what, deadline_ns));
   begin_away(trips());
-  submit();
+  submit(this);
   set_off(How::kWait);
   if (!wait_until(deadline_ns)) {
     return Status(Code::kTimeout, what + ": not done in time; " + stuck());

@@ -4,6 +4,8 @@
 // its work per trip.
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,9 +31,9 @@ class Remote : public Cargo {
     int64_t deadline_ns = limits::kNoDeadline;
   };
   // Part i is about shards[i], in ascending order.
-  void make_trips(Work* self, const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
+  void make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
   // A request to one server, about no shard.
-  void make_trip(Work* self, const Plan& plan, uint32_t server);
+  void make_trip(const Plan& plan, uint32_t server);
   Status reserve(const std::string& what, int64_t deadline_ns) { return links_->reserve(servers_, what, deadline_ns); }
   // Numbers every part: number(shard, &part).
   template <class F>
@@ -40,15 +42,17 @@ class Remote : public Cargo {
       for (Trip::Part& part : trip->parts) number(part.shard, &part);
     }
   }
-  void submit();  // in the order of the numbers
+  void submit(Work* self);  // in the order of the numbers
   void set_off(How how);
   bool wait_away(Work& work, int64_t deadline_ns) { return links_->wait(work, lanes_, deadline_ns); }
   std::string stuck() const;
   // The caller's memory [from, from + bytes) is `to` now, and nothing is written into the caller's memory any more.
   template <class F>
   void move_out(const void* from, size_t bytes, const void* to, F change) {
+    std::vector<Lane*> order = lanes_;  // the same for everybody: two that hold each other's would wait for ever
+    std::sort(order.begin(), order.end(), std::less<>());
     std::vector<Lane::Hold> holds;
-    for (Lane* lane : lanes_) holds.push_back(lane->hold());
+    for (Lane* lane : order) holds.push_back(lane->hold());
     change();
     for (size_t i = 0; i < lanes_.size(); ++i) {
       if (to != nullptr) {
@@ -64,7 +68,7 @@ class Remote : public Cargo {
   const std::shared_ptr<Links> links_;
 
  private:
-  Trip& add_trip(Work* self, const Plan& plan, uint32_t server);
+  Trip& add_trip(const Plan& plan, uint32_t server);
 
   std::vector<Ref<Trip>> trips_;
   std::vector<uint32_t> servers_;  // of each trip

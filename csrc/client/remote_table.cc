@@ -29,6 +29,7 @@ class RemoteTableCall final : public TableCall, public Remote {
 
   // Call.
   bool always_goes_on() const override { return true; }
+  uint64_t kept_besides() const override { return groups_.total() * (sizeof(Keyed) + sizeof(uint32_t)); }
   std::string stuck() const override { return Remote::stuck(); }
   bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
   Status launch(How how, int64_t deadline_ns) override {
@@ -38,8 +39,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                         : arrays_.out == nullptr ? wire::Op::kPush
                                                  : wire::Op::kPushPull;
     const uint64_t rows = groups_.total() * client_->spec().dim * sizeof(float);
-    make_trips(this,
-               {.op = op,
+    make_trips({.op = op,
                 .object = client_->map().object,
                 .dtype_in = wire_in(),
                 .dtype_out = arrays_.out_dtype,
@@ -67,7 +67,7 @@ class RemoteTableCall final : public TableCall, public Remote {
         part->sequence = numbered ? ++sent[shard] : sent[shard];
         part->clock = pushes_ ? clock_ : session().clock();
       });
-      submit();
+      submit(this);
     }
     set_off(how);
     return {};
@@ -119,7 +119,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.out_dtype);
     if (answer.numbers_bytes != unique_[part] * bytes) {
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
-                                         std::to_string(answer.numbers_bytes) + " bytes of rows");
+                                              std::to_string(answer.numbers_bytes) + " bytes of rows");
     }
     if (!answers() || numbers == nullptr) return {};
     const Keyed* const keyed = keyed_of(part);
@@ -212,7 +212,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     const void* const from = arrays_.in;
     if (pushes_ && kept_ == nullptr) {
       kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
-      std::memcpy(kept_.get(), from, in_bytes_);
+      if (in_bytes_ != 0) std::memcpy(kept_.get(), from, in_bytes_);
     }
     const void* const to = pushes_ ? kept_.get() : from;
     if (!under_way) {
@@ -252,8 +252,10 @@ Status TableClient::scan_remote(uint32_t shard, uint64_t* from, size_t most, int
   const size_t before_keys = keys->size(), before = weights->size();
   keys->resize(before_keys + n);
   weights->resize(before + n * spec_.dim);
-  std::memcpy(keys->data() + before_keys, answer.items.data(), n * sizeof(uint64_t));
-  std::memcpy(weights->data() + before, answer.numbers.data(), n * row);
+  if (n != 0) {
+    std::memcpy(keys->data() + before_keys, answer.items.data(), n * sizeof(uint64_t));
+    std::memcpy(weights->data() + before, answer.numbers.data(), n * row);
+  }
   *from = answer.part.value;
   *more = (answer.part.flags & wire::kMore) != 0;
   return {};

@@ -29,8 +29,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
   Status launch(How how, int64_t deadline_ns) override {
     const wire::Op op = !pushes_ ? wire::Op::kPull : arrays_.out == nullptr ? wire::Op::kPush : wire::Op::kPushPull;
-    make_trips(this,
-               {.op = op,
+    make_trips({.op = op,
                 .object = client_->map().object,
                 .dtype_in = arrays_.in_dtype,
                 .dtype_out = arrays_.out_dtype,
@@ -50,7 +49,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
         part->sequence = pushes_ ? ++sent[shard] : sent[shard];
         part->clock = pushes_ ? clock_ : session().clock();
       });
-      submit();
+      submit(this);
     }
     set_off(how);
     return {};
@@ -97,11 +96,11 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     const bool changed = (answer.flags & wire::kUnchanged) == 0;
     if (changed && arrays_.out != nullptr && answer.numbers_bytes != count(part) * size_of(arrays_.out_dtype)) {
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
-                                         std::to_string(answer.numbers_bytes) + " bytes of numbers");
+                                              std::to_string(answer.numbers_bytes) + " bytes of numbers");
     }
     if (changed) changed_.store(true, std::memory_order_relaxed);
     if (versioned_) versions_[shards_[part]] = answer.value;
-    if (numbers != nullptr && answers() && arrays_.out != nullptr) {
+    if (changed && numbers != nullptr && answers() && arrays_.out != nullptr) {
       repeats_.empty() ? scatter(part, numbers) : scatter_repeats(part, numbers);
     }
     return {};
@@ -150,7 +149,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     const void* const from = arrays_.in;
     if (pushes_ && combined_ == nullptr && kept_ == nullptr) {
       kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
-      std::memcpy(kept_.get(), from, in_bytes_);
+      if (in_bytes_ != 0) std::memcpy(kept_.get(), from, in_bytes_);
     }
     const void* const to = pushes_ && combined_ == nullptr ? kept_.get() : from;
     if (!under_way) {

@@ -181,6 +181,10 @@ Status TableClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
 
 Status TableClient::scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
                          std::vector<float>* weights) {
+  if (remote()) {
+    WL_RETURN_IF_ERROR(session().engine().usable());
+    WL_RETURN_IF_ERROR(take_unseen());
+  }
   while (cursor->shard < limits::kTableShards && keys->size() < most) {
     bool more = false;
     const uint32_t shard = cursor->shard;

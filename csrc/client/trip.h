@@ -49,7 +49,7 @@ class Trip : public Counted {
     bool answered = false;
   };
 
-  Trip(Ref<Work> owner, Cargo* cargo) : owner(std::move(owner)), cargo(cargo) {}
+  explicit Trip(Cargo* cargo) : cargo(cargo) {}
 
   // Nullptr when it has no such part.
   Part* find(uint32_t shard) {
@@ -84,10 +84,11 @@ class Trip : public Counted {
   uint32_t unanswered = 0;
   int64_t deadline_ns = 0;
   uint64_t bytes = 0;       // about: which lane it takes
+  int64_t sent_ns = 0;      // when all of it had last been sent; 0: not yet
   bool begun = false;       // some of it may have left
   bool ends_later = false;  // its answer came while it was being sent again
   Status status;            // the first refusal
-  Ref<Work> owner;          // keeps the cargo; let go when it is over
+  Ref<Work> owner;          // keeps the cargo while it is under way
   Cargo* cargo;
 
  private:

@@ -18,15 +18,20 @@ namespace windlass {
 
 class Answers {
  public:
-  Answers(Connection& to, const wire::Header& request, Buffer* buffer) : to_(to), buffer_(buffer) {
-    header_.op = request.op | wire::kAnswer;
-    header_.flags = request.flags;
-    header_.request = request.request;
-    header_.session = request.session;
-    header_.app = request.app;
-    header_.object = request.object;
-    header_.dtype_out = request.dtype_out;
-    header_.priority = request.priority;
+  Answers(Connection& to, const wire::Header& request, Buffer* buffer)
+      : to_(to), header_(header_for(request)), buffer_(buffer) {}
+
+  static wire::Header header_for(const wire::Header& request) {
+    wire::Header header;
+    header.op = request.op | wire::kAnswer;
+    header.flags = request.flags;
+    header.request = request.request;
+    header.session = request.session;
+    header.app = request.app;
+    header.object = request.object;
+    header.dtype_out = request.dtype_out;
+    header.priority = request.priority;
+    return header;
   }
 
   // Where a part with so many bytes of numbers writes them; nullptr when there is no memory. A part that turns out to
@@ -35,7 +40,7 @@ class Answers {
     const size_t need = used_ + 2 * kSection + wire::padded(numbers_bytes);
     if (need > buffer_->bytes()) {
       flush();
-      if (buffer_->room(std::max(limits::kAnswerBytes, 3 * kSection + wire::padded(numbers_bytes))) == nullptr)
+      if (buffer_->room(std::max(2 * limits::kAnswerBytes, 3 * kSection + wire::padded(numbers_bytes))) == nullptr)
         return nullptr;
     }
     return buffer_->data() + used_ + kSection;

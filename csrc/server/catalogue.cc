@@ -43,25 +43,56 @@ Status Catalogue::open(const ObjectSpec& spec, Map* map) {
     return Status(Code::kResourceExhausted,
                   "'" + spec.own_name() + "': at most " + std::to_string(limits::kObjectsMax) + " objects");
   }
-  *map = place(spec, shards);
+  *map = place(shards);
   by_name_.emplace(spec.name, entries_.size());
   entries_.push_back({spec, *map});
+  for (size_t i = 0; i < map->runs.size(); ++i) load_bytes_[map->runs[i].server] += run_bytes(entries_.back(), i);
   return {};
 }
 
-Map Catalogue::place(const ObjectSpec& spec, uint32_t shards) {
+void Catalogue::forget(const ObjectSpec& spec, uint32_t object) {
+  const auto it = by_name_.find(spec.name);
+  if (it == by_name_.end() || entries_[it->second].map.object != object) return;
+  Entry& entry = entries_[it->second];
+  for (size_t i = 0; i < entry.map.runs.size(); ++i) load_bytes_[entry.map.runs[i].server] -= run_bytes(entry, i);
+  entry.map.runs.clear();
+  by_name_.erase(it);
+}
+
+std::vector<Catalogue::Entry> Catalogue::entries() const {
+  std::vector<Entry> all;
+  for (const Entry& entry : entries_) {
+    if (by_name_.count(entry.spec.name) != 0 && by_name_.at(entry.spec.name) == entry.map.object - 1)
+      all.push_back(entry);
+  }
+  return all;
+}
+
+// What the i-th run of an object adds to its server.
+uint64_t Catalogue::run_bytes(const Entry& entry, size_t i) {
+  const TensorSpec& tensor = entry.spec.tensor;
+  if (entry.spec.is_table) return 0;
+  const Cut cut = Cut::of(tensor.elements(), tensor.row(), size_of(tensor.dtype));
+  const std::vector<Map::Owned>& runs = entry.map.runs;
+  const uint32_t end = i + 1 < runs.size() ? runs[i + 1].first : cut.shards;
+  return (cut.end_of(end - 1) - cut.first_of(runs[i].first)) * size_of(tensor.dtype);
+}
+
+Map Catalogue::place(uint32_t shards) const {
   std::vector<uint32_t> order(servers_.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [this](uint32_t a, uint32_t b) { return load_bytes_[a] < load_bytes_[b]; });
   const uint64_t n = std::min<uint64_t>(order.size(), shards);
-  const uint64_t bytes = spec.is_table ? 0 : spec.tensor.elements() * size_of(spec.tensor.dtype);
   Map map;
   map.object = static_cast<uint32_t>(entries_.size() + 1);
-  for (uint64_t i = 0; i < n; ++i) {
-    map.runs.push_back({static_cast<uint32_t>(shards * i / n), order[i], kFirstTerm});
-    load_bytes_[order[i]] += bytes / n;
-  }
+  for (uint64_t i = 0; i < n; ++i) map.runs.push_back({static_cast<uint32_t>(shards * i / n), 0, kFirstTerm});
+  // Runs may differ by a shard: the longest go to those with the least, or one server would always get them.
+  const auto length = [&](uint64_t i) { return (i + 1 < n ? map.runs[i + 1].first : shards) - map.runs[i].first; };
+  std::vector<uint32_t> runs(n);
+  std::iota(runs.begin(), runs.end(), 0);
+  std::stable_sort(runs.begin(), runs.end(), [&](uint32_t a, uint32_t b) { return length(a) > length(b); });
+  for (uint64_t i = 0; i < n; ++i) map.runs[runs[i]].server = order[i];
   return map;
 }
 

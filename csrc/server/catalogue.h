@@ -24,14 +24,18 @@ class Catalogue {
   // Creates the object, or opens it if its spec is the same.
   Status open(const ObjectSpec& spec, Map* map);
 
+  // An object that could not be made everywhere: its name is free again.
+  void forget(const ObjectSpec& spec, uint32_t object);
+
   struct Entry {
     ObjectSpec spec;
     Map map;
   };
-  const std::vector<Entry>& entries() const { return entries_; }
+  std::vector<Entry> entries() const;
 
  private:
-  Map place(const ObjectSpec& spec, uint32_t shards);
+  Map place(uint32_t shards) const;
+  static uint64_t run_bytes(const Entry& entry, size_t i);
 
   std::vector<std::string> servers_;
   std::vector<uint64_t> load_bytes_;  // per server

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/breaks.h"
 #include "base/crc32c.h"
 #include "server/answers.h"
 
@@ -15,9 +16,11 @@ namespace {
 constexpr size_t kSection = limits::kSectionBytes;
 constexpr uint64_t kLargeBytes = uint64_t{1} << 20;    // parts from here on count against the staging limit
 constexpr size_t kKeptBufferBytes = size_t{16} << 20;  // a thread keeps no more between requests
+constexpr size_t kStreamHelpers = 2;                   // one reads while two work; more would wait for the stream
 constexpr int64_t kSoonNs = 2 * limits::kSpinNs;
 
-thread_local Buffer t_in, t_out;
+thread_local Buffer t_in, t_out;      // of the part at hand, and of its answer
+thread_local Buffer t_heads, t_rest;  // of answers that are sent from where they lie
 
 Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
 
@@ -53,7 +56,9 @@ class ParkedOrder final : public Waiting {
                                        const Order& order, const Status& checked, uint64_t out_bytes) {
     const uint64_t bytes = order.part.bytes() + sizeof(ParkedOrder);
     if (!from->host_.charge_parked(bytes)) return nullptr;
-    return std::unique_ptr<Waiting>(new ParkedOrder(from, object, order, checked, out_bytes, bytes));
+    std::unique_ptr<ParkedOrder> made(new ParkedOrder(from, object, order, checked, out_bytes, bytes));
+    if (!made->copy_bytes()) return nullptr;
+    return made;
   }
   ~ParkedOrder() override {
     from_->host_.refund_parked(charged_);
@@ -64,7 +69,11 @@ class ParkedOrder final : public Waiting {
 
   // With the turn of its shard.
   void run(Shard& shard) {
-    out_.resize(wire::padded(out_bytes_));
+    if (!order_.pushes() && os::now_ns() > deadline_ns_)
+      checked_ = Status(Code::kTimeout, "came too late for its caller");
+    if (checked_.ok() && out_.room(out_bytes_ + 1) == nullptr)
+      checked_ =
+          Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
     reply_.part.shard = order_.part.shard;
     reply_.part.term = order_.part.term;
     (void)object_->run(order_, shard, checked_, out_.data(), &reply_);
@@ -75,7 +84,7 @@ class ParkedOrder final : public Waiting {
     Answers answers(*from_, order_.header, &buffer);
     std::byte* const to = answers.open(reply_.numbers_bytes);
     if (to == nullptr) return;  // it will be asked again
-    std::memcpy(to, out_.data(), reply_.numbers_bytes);
+    if (reply_.numbers_bytes != 0) std::memcpy(to, out_.data(), reply_.numbers_bytes);
     answers.add(reply_);
     answers.flush();
   }
@@ -91,10 +100,8 @@ class ParkedOrder final : public Waiting {
         checked_(std::move(checked)),
         out_bytes_(out_bytes),
         charged_(charged),
-        bytes_(order.part.bytes()) {
-    if (!bytes_.empty()) std::memcpy(bytes_.data(), order.items, bytes_.size());
-    order_.items = bytes_.data();
-    order_.numbers = bytes_.data() + wire::padded(order.part.items_bytes);
+        deadline_ns_(order.header.deadline_ms == 0 ? limits::kNoDeadline
+                                                   : os::now_ns() + int64_t{order.header.deadline_ms} * 1'000'000) {
     std::lock_guard lock(from_->parked_mutex_);
     from_->parked_.push_back(order.header.request);
     const std::pair<std::shared_ptr<Hosted>, uint32_t> at(object_, order.part.shard);
@@ -102,13 +109,117 @@ class ParkedOrder final : public Waiting {
       from_->parked_at_.push_back(at);
   }
 
+  bool copy_bytes() {
+    const size_t bytes = order_.part.bytes();
+    std::byte* const to = bytes_.room(bytes + 1);
+    if (to == nullptr) return false;
+    if (bytes != 0) std::memcpy(to, order_.items, bytes);
+    order_.items = to;
+    order_.numbers = to + wire::padded(order_.part.items_bytes);
+    return true;
+  }
+
   const std::shared_ptr<Connection> from_;
   const std::shared_ptr<Hosted> object_;
   Order order_;
-  const Status checked_;
+  Status checked_;
   const uint64_t out_bytes_, charged_;
-  std::vector<std::byte> bytes_, out_;
+  const int64_t deadline_ns_;
+  Buffer bytes_, out_;  // mappings of their own: gone when this is, and an answer's only as large as what is written
   Reply reply_;
+};
+
+template <class GiveBack>
+bool Connection::send_lent(std::vector<os::Piece>* pieces, Buffer* spare, GiveBack give_back) {
+  std::unique_lock lock(sending_, std::try_to_lock);
+  size_t left = 0, at = 0;
+  for (const os::Piece& p : *pieces) left += p.bytes;
+  while (lock.owns_lock() && left != 0) {
+    long sent = os::send_pieces(fd_, pieces->data() + at, pieces->size() - at, false);
+    if (sent <= 0) break;
+    left -= static_cast<size_t>(sent);
+    for (; sent > 0; ++at) {
+      os::Piece& p = (*pieces)[at];
+      const size_t step = std::min(p.bytes, static_cast<size_t>(sent));
+      p.data = static_cast<std::byte*>(p.data) + step;
+      p.bytes -= step;
+      sent -= static_cast<long>(step);
+      if (p.bytes != 0) break;
+    }
+  }
+  std::byte* const rest = left != 0 ? spare->room(left) : nullptr;
+  if (rest != nullptr) {
+    std::byte* to = rest;
+    for (; at < pieces->size(); ++at) {
+      std::memcpy(to, (*pieces)[at].data, (*pieces)[at].bytes);
+      to += (*pieces)[at].bytes;
+    }
+  }
+  give_back();
+  if (left == 0) return true;
+  if (rest == nullptr) {  // there is no memory, and half a frame is out
+    broken_ = true;
+    shut_down();
+    return false;
+  }
+  if (!lock.owns_lock()) lock.lock();
+  return send_locked(rest, left);
+}
+
+// Whole shards that are sent from where they lie, under their turns, several at once: a socket takes a few large
+// pieces more quickly than many small ones.
+class Lent {
+ public:
+  Lent(Connection& to, const wire::Header& request) : to_(to), header_(Answers::header_for(request)) {}
+  ~Lent() { flush(); }
+
+  // False when the part cannot be answered like this.
+  bool add(const Order& order, Hosted& object, Shard& shard) {
+    if (!shard.turn.try_take()) return false;
+    Reply reply;
+    const std::byte* const weights = object.peek(order, shard, &reply);
+    std::byte* const heads = weights != nullptr ? t_heads.room((kPartsMax + 1) * kSection) : nullptr;
+    if (heads == nullptr) {
+      shard.turn.release();
+      return false;
+    }
+    wire::Part& part = reply.part;
+    part.shard = order.part.shard;
+    part.term = order.part.term;
+    part.numbers_bytes = reply.numbers_bytes;
+    if ((header_.flags & wire::kChecksummed) != 0) part.numbers_crc = crc32c(weights, reply.numbers_bytes);
+    std::byte* const head = heads + (header_.parts + 1) * kSection;
+    wire::encode(part, head);
+    if (pieces_.empty()) pieces_.push_back({heads, kSection});
+    pieces_.push_back({head, kSection});
+    pieces_.push_back({const_cast<std::byte*>(weights), reply.numbers_bytes});
+    if (const size_t pad = wire::padded(reply.numbers_bytes) - reply.numbers_bytes; pad != 0)
+      pieces_.push_back({const_cast<std::byte*>(kZeros), pad});
+    header_.length += kSection + wire::padded(reply.numbers_bytes);
+    ++header_.parts;
+    turns_.push_back(&shard.turn);
+    if (header_.parts == kPartsMax || header_.length >= limits::kAnswerBytes) flush();
+    return true;
+  }
+  void flush() {
+    if (pieces_.empty()) return;
+    wire::encode(header_, t_heads.data());
+    to_.send_lent(&pieces_, &t_rest, [this] {
+      for (Turn* turn : turns_) turn->release();
+    });
+    pieces_.clear();
+    turns_.clear();
+    header_.length = 0;
+    header_.parts = 0;
+  }
+
+ private:
+  static constexpr size_t kPartsMax = 16;
+  static constexpr std::byte kZeros[kSection] = {};
+  Connection& to_;
+  wire::Header header_;
+  std::vector<os::Piece> pieces_;
+  std::vector<Turn*> turns_;
 };
 
 // A request whose parts are being read.
@@ -123,17 +234,31 @@ class Incoming final : public Helped {
 
   Hyper hyper;
   size_t hypers = 0;
+  bool shared = false;  // several threads read its parts
+
+  // About how much there is to do.
+  uint64_t work_bytes() const {
+    const bool rows = object_ != nullptr && object_->spec().is_table && header_.operation() == Op::kPull;
+    return rows ? header_.length / sizeof(uint64_t) * object_->spec().table.dim * sizeof(float) : header_.length;
+  }
 
   void help() override {
     helpers_.fetch_add(1, std::memory_order_acq_rel);
     {
       Answers answers(*from_, header_, &t_out);
+      Lent lent(*from_, header_);
       wire::Part part;
       uint64_t staged = 0;
-      while (next(&part, &staged)) {
-        serve(part, &answers);
+      for (;;) {
+        if (!from_->has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
+        if (!next(&part, &staged)) break;
+        if (!lend(part, &lent)) {
+          lent.flush();
+          serve(part, &answers);
+        }
         if (staged != 0) from_->host_.release(staged);
       }
+      lent.flush();
       answers.flush();
       t_in.shrink(kKeptBufferBytes);
       t_out.shrink(kKeptBufferBytes);
@@ -178,20 +303,24 @@ class Incoming final : public Helped {
       *staged = bytes;
     }
     Status status;
+    from_->hurried_ = *staged != 0;
+    if (bytes >= kLargeBytes && broken(Break::kLengths)) std::memset(t_in.room(bytes), 0, bytes);
     if (bytes != 0 && t_in.room(bytes) == nullptr) {
       status = Status(Code::kResourceExhausted, "no memory for " + std::to_string(bytes) + " bytes of a request");
     } else if (bytes != 0 && !from_->read(t_in.data(), bytes)) {
       status = ended("within a part");
     }
+    from_->hurried_ = false;
     if (!status.ok() && *staged != 0) from_->host_.release(*staged);
     return status;
   }
 
   Status check_sums(const Order& o) const {
-    if (o.part.items_bytes != 0 && crc32c(o.items, o.part.items_bytes) != o.part.items_crc)
+    if (o.part.items_bytes != 0 && crc32c(o.items, o.part.items_bytes) != o.part.items_crc &&
+        !broken(Break::kChecksums))
       return Status(Code::kCorrupt, "the checksum of the items of shard " + std::to_string(o.part.shard) + " is wrong");
     if (o.part.numbers_bytes != 0 && (header_.flags & wire::kChecksummed) != 0 &&
-        crc32c(o.numbers, o.part.numbers_bytes) != o.part.numbers_crc)
+        crc32c(o.numbers, o.part.numbers_bytes) != o.part.numbers_crc && !broken(Break::kChecksums))
       return Status(Code::kCorrupt,
                     "the checksum of the numbers of shard " + std::to_string(o.part.shard) + " is wrong");
     return {};
@@ -205,11 +334,18 @@ class Incoming final : public Helped {
     *shard = object_->find(o.part.shard);
     const std::string what = "'" + object_->spec().own_name() + "', shard " + std::to_string(o.part.shard);
     if (*shard == nullptr) return Status(Code::kStaleMap, what + ": not on this server");
-    if (const uint32_t term = object_->map().run_of(o.part.shard).term; term != o.part.term) {
+    if (const uint32_t term = object_->map().run_of(o.part.shard).term; term != o.part.term && !broken(Break::kTerms)) {
       return Status(Code::kStaleMap,
                     what + ": expected term " + std::to_string(term) + ", saw " + std::to_string(o.part.term));
     }
     return {};
+  }
+
+  bool lend(const wire::Part& part, Lent* lent) {
+    if (shared || header_.operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
+    const Order order{header_, part, hyper, hypers, from_->guest_->number, nullptr, nullptr};
+    Shard* shard = nullptr;
+    return locate(order, &shard).ok() && lent->add(order, *object_, *shard);
   }
 
   void serve(const wire::Part& part, Answers* answers) {
@@ -285,6 +421,10 @@ Connection::~Connection() { os::close_socket(fd_); }
 
 bool Connection::send(const std::byte* frame, size_t bytes) {
   std::lock_guard lock(sending_);
+  return send_locked(frame, bytes);
+}
+
+bool Connection::send_locked(const std::byte* frame, size_t bytes) {
   while (bytes != 0 && !broken_) {
     const os::Piece piece{const_cast<std::byte*>(frame), bytes};
     const long n = os::send_pieces(fd_, &piece, 1, true);
@@ -299,6 +439,30 @@ bool Connection::send(const std::byte* frame, size_t bytes) {
   return bytes == 0;
 }
 
+// Waits awake for a moment, unless another thread does; then asleep. `rest`: of something that is arriving already. A
+// new request is looked for by receiving, which is quickest; the rest of one by polling, since receiving takes a lock
+// that whoever sends needs as well.
+long Connection::receive(const os::Piece* pieces, size_t n, bool rest) {
+  long got = os::receive_pieces(fd_, pieces, n, false);
+  if (got != os::kWouldBlock) return got;
+  if (host_.begin_spin()) {
+    const int64_t end = os::now_ns() + limits::kSpinNs;
+    os::Polled socket{fd_, false, !rest};
+    do {
+      if (rest) os::poll(&socket, 1, 0);
+      if (socket.ready) got = os::receive_pieces(fd_, pieces, n, false);
+    } while (got == os::kWouldBlock && os::now_ns() < end);
+    host_.end_spin();
+  }
+  if (got != os::kWouldBlock) return got;
+  if (hurried_) {  // memory that others wait for is held for this
+    os::Polled socket{fd_, false, false};
+    os::poll(&socket, 1, limits::kStagedStallMs * int64_t{1'000'000});
+    if (!socket.ready) return os::kBroken;
+  }
+  return os::receive_pieces(fd_, pieces, n, true);
+}
+
 bool Connection::read(void* to, size_t bytes) {
   auto* at = static_cast<std::byte*>(to);
   while (bytes != 0) {
@@ -310,19 +474,17 @@ bool Connection::read(void* to, size_t bytes) {
       bytes -= n;
       continue;
     }
-    if (bytes >= limits::kReadAheadBytes) {  // large: straight to where it belongs
-      const long n = os::receive(fd_, at, bytes, true);
-      if (n <= 0) return false;
-      at += n;
-      bytes -= static_cast<size_t>(n);
-      continue;
-    }
     if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
-    const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
-    const long n = os::receive_pieces(fd_, &piece, 1, true);
+    // Large: straight to where it belongs, with no more behind it than the next headers.
+    const bool direct = bytes >= limits::kDirectBytesMin;
+    const os::Piece pieces[2] = {{at, bytes}, {ahead_.data(), direct ? 2 * kSection : limits::kReadAheadBytes}};
+    const long n = receive(direct ? pieces : pieces + 1, direct ? 2 : 1, true);
     if (n <= 0) return false;
+    const size_t straight = direct ? std::min(bytes, static_cast<size_t>(n)) : 0;
+    at += straight;
+    bytes -= straight;
     ahead_begin_ = 0;
-    ahead_end_ = static_cast<size_t>(n);
+    ahead_end_ = static_cast<size_t>(n) - straight;
   }
   return true;
 }
@@ -335,13 +497,7 @@ bool Connection::wait_for_frame() {
   const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
   const int64_t begin = os::now_ns();
   long n = os::kWouldBlock;
-  if (busy_ && host_.begin_spin()) {
-    do {
-      n = os::receive_pieces(fd_, &piece, 1, false);
-    } while (n == os::kWouldBlock && os::now_ns() - begin < limits::kSpinNs);
-    host_.end_spin();
-  }
-  while (n == os::kWouldBlock) n = os::receive_pieces(fd_, &piece, 1, true);
+  while (n == os::kWouldBlock) n = busy_ ? receive(&piece, 1, false) : os::receive_pieces(fd_, &piece, 1, true);
   busy_ = os::now_ns() - begin < kSoonNs;
   if (n <= 0) return false;
   ahead_begin_ = 0;
@@ -392,7 +548,7 @@ Status Connection::serve_frame() {
   if (header.session != guest_->incarnation || header.app != guest_->app) {
     return Status(Code::kProtocolError, std::string(name_of(op)) + ": of another session or app than said hello");
   }
-  if (op < Op::kPush) return serve_control(header);
+  if (wire::is_control(op)) return serve_control(header);
 
   const Ref<Incoming> incoming(new Incoming(shared_from_this(), header, header.length - header.extension_bytes));
   if (header.extension_bytes != 0) {
@@ -403,7 +559,8 @@ Status Connection::serve_frame() {
     WL_RETURN_IF_ERROR(wire::read_extensions(extensions, header.extension_bytes, incoming->hyper.v, &incoming->hypers));
   }
   Server& server = host_.server();
-  if (header.parts > 1 && header.length >= limits::kCrewBytesMin && server.threads() > 1) server.crew().post(incoming);
+  incoming->shared = header.parts > 1 && server.threads() > 1 && incoming->work_bytes() >= limits::kCrewBytesMin;
+  if (incoming->shared) server.crew().post(incoming, kStreamHelpers);
   incoming->help();
   return incoming->finish();
 }
@@ -422,7 +579,7 @@ Status Connection::serve_control(const wire::Header& header) {
     left -= kSection;
     if (part.items_bytes > limits::kBodyBytesMax || part.bytes() != left || part.numbers_bytes != 0)
       return Status(Code::kProtocolError, "part: a body of " + std::to_string(part.items_bytes) + " bytes, at most " +
-                                         std::to_string(limits::kBodyBytesMax));
+                                              std::to_string(limits::kBodyBytesMax));
     body.resize(wire::padded(part.items_bytes));
     if (!read(body.data(), body.size())) return ended("within a body");
     body.resize(part.items_bytes);
@@ -454,14 +611,15 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
       answers->push_back(writer.take());
       return {};
     }
-    case Op::kAttach: {
+    case Op::kAttach:
+    case Op::kDetach: {
       wire::Reader reader(body);
       ObjectSpec spec;
       Map map;
       WL_RETURN_IF_ERROR(decode(&reader, &map));
       WL_RETURN_IF_ERROR(decode(&reader, &spec));
       answers->emplace_back();
-      return host_.attach(spec, map);
+      return header.operation() == Op::kAttach ? host_.attach(spec, map) : host_.detach(spec, map);
     }
     case Op::kList: {
       std::vector<Catalogue::Entry> entries;

@@ -36,13 +36,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void shut_down() { os::shut_down(fd_); }
   // A whole frame; false when the peer is gone or does not read.
   bool send(const std::byte* frame, size_t bytes);
+  // The same in pieces, of memory that is only lent: it is given back before anything waits for the peer. What the
+  // socket does not take at once is copied to `spare`.
+  template <class GiveBack>
+  bool send_lent(std::vector<os::Piece>* pieces, Buffer* spare, GiveBack give_back);
 
  private:
   friend class Incoming;
   friend class ParkedOrder;
 
+  bool send_locked(const std::byte* frame, size_t bytes);
   // Exactly so many bytes of the stream; false when it has ended or stalls.
   bool read(void* to, size_t bytes);
+  bool has_ahead(size_t bytes) const { return ahead_end_ - ahead_begin_ >= bytes; }
+  long receive(const os::Piece* pieces, size_t n, bool rest);
   bool wait_for_frame();
   Status serve_frame();
   Status serve_control(const wire::Header& header);
@@ -59,7 +66,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Buffer ahead_;  // read from the socket and not used yet
   size_t ahead_begin_ = 0, ahead_end_ = 0;
-  bool busy_ = false;  // the last request came soon after the one before
+  bool hurried_ = false;  // must not stall: who reads holds memory that others may be waiting for
+  bool busy_ = false;     // the last request came soon after the one before
 
   std::mutex sending_;
   std::atomic<bool> broken_{false};

@@ -22,13 +22,14 @@ Crew::~Crew() {
   }
 }
 
-void Crew::post(Ref<Helped> work) {
+void Crew::post(Ref<Helped> work, size_t most) {
   {
     std::lock_guard lock(list_->mutex);
     list_->posted.push_back(std::move(work));
     list_->waiting.store(list_->posted.size(), std::memory_order_release);
   }
-  list_->wake.notify_all();
+  if (most >= threads_.size()) return list_->wake.notify_all();
+  for (size_t i = 0; i < most; ++i) list_->wake.notify_one();
 }
 
 // The next large request often follows at once.

@@ -24,7 +24,8 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
   ~Crew();  // finishes what was posted
 
-  void post(Ref<Helped> work);
+  // Wakes at most so many threads for it.
+  void post(Ref<Helped> work, size_t most = ~size_t{0});
 
  private:
   // What the threads share; each keeps it alive for itself.

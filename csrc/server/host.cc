@@ -76,6 +76,7 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
     return Status(Code::kSpecMismatch, "servers: this one is number " + std::to_string(index_) +
                                            " of the list, not number " + std::to_string(hello.index));
   }
+  if (guests_.size() >= limits::kGuestsMax && guests_.count(key) == 0) forget_one();
   std::shared_ptr<Guest>& guest = guests_[key];
   if (guest == nullptr) {
     auto made = std::make_shared<Guest>();
@@ -106,6 +107,18 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
   return {};
 }
 
+// Clients that are killed say no goodbye. The one that has been away for longest is not waited for any more.
+void Host::forget_one() {
+  auto oldest = guests_.end();
+  for (auto it = guests_.begin(); it != guests_.end(); ++it) {
+    if (it->second->connections == 0 && (oldest == guests_.end() || it->second->left_ns < oldest->second->left_ns))
+      oldest = it;
+  }
+  if (oldest == guests_.end()) return;
+  free_numbers_.push_back(oldest->second->number);
+  guests_.erase(oldest);
+}
+
 void Host::goodbye(const std::shared_ptr<Guest>& guest) {
   std::lock_guard lock(mutex_);
   guest->over = true;
@@ -116,6 +129,7 @@ void Host::goodbye(const std::shared_ptr<Guest>& guest) {
 
 void Host::leave(const std::shared_ptr<Guest>& guest) {
   std::lock_guard lock(mutex_);
+  guest->left_ns = os::now_ns();
   if (--guest->connections != 0 || !guest->over) return;
   free_numbers_.push_back(guest->number);
   guests_.erase(guest->key);
@@ -161,17 +175,33 @@ Status Host::attach(const ObjectSpec& spec, const Map& map) {
   return {};
 }
 
+Status Host::detach(const ObjectSpec& spec, const Map& map) {
+  std::lock_guard making(making_);
+  if (const auto there = find(map.object); there != nullptr) {
+    if (!(there->spec() == spec) || !(there->map() == map) || there->used()) {
+      return Status(Code::kInvalidArgument, "detach: '" + spec.own_name() + "' is in use, or another");
+    }
+    std::unique_lock objects(objects_mutex_);
+    objects_[map.object] = nullptr;
+  }
+  std::lock_guard lock(mutex_);
+  if (index_ == 0) catalogue_.forget(spec, map.object);
+  return {};
+}
+
 std::shared_ptr<Hosted> Host::find(uint32_t object) {
   std::shared_lock lock(objects_mutex_);
   return object < objects_.size() ? objects_[object] : nullptr;
 }
 
 bool Host::reserve(uint64_t bytes, int64_t deadline_ns) {
+  const bool huge = bytes > limits::kHugePartBytes;
+  std::atomic<uint64_t>& place = huge ? huge_bytes_ : staged_bytes_;
   for (;;) {
     const uint32_t releases = staged_releases_.load(std::memory_order_seq_cst);
-    uint64_t used = staged_bytes_.load(std::memory_order_seq_cst);
-    while (used == 0 || used + bytes <= limits::kStagingBytesMax) {  // one alone may be larger
-      if (staged_bytes_.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst)) return true;
+    uint64_t used = place.load(std::memory_order_seq_cst);
+    while (used == 0 || (!huge && used + bytes <= limits::kStagingBytesMax)) {
+      if (place.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst)) return true;
     }
     const int64_t left = deadline_ns - os::now_ns();
     if (left <= 0) return false;
@@ -180,7 +210,7 @@ bool Host::reserve(uint64_t bytes, int64_t deadline_ns) {
 }
 
 void Host::release(uint64_t bytes) {
-  staged_bytes_.fetch_sub(bytes, std::memory_order_seq_cst);
+  (bytes > limits::kHugePartBytes ? huge_bytes_ : staged_bytes_).fetch_sub(bytes, std::memory_order_seq_cst);
   staged_releases_.fetch_add(1, std::memory_order_seq_cst);
   os::wake_all(staged_releases_);
 }

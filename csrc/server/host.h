@@ -32,7 +32,8 @@ struct Guest {
   uint32_t app = 0;
   std::weak_ptr<Connection> lanes[limits::kLanes];
   uint32_t connections = 0;
-  bool over = false;  // it said goodbye
+  int64_t left_ns = 0;  // when its last connection ended
+  bool over = false;    // it said goodbye
 };
 
 class Host {
@@ -59,10 +60,13 @@ class Host {
   void leave(const std::shared_ptr<Guest>& guest);
   Status open(const ObjectSpec& spec, Map* map);
   Status attach(const ObjectSpec& spec, const Map& map);
+  // Forgets an object that could not be made everywhere, unless somebody has pushed to it.
+  Status detach(const ObjectSpec& spec, const Map& map);
   Status list(std::vector<Catalogue::Entry>* out);
   std::shared_ptr<Hosted> find(uint32_t object);
 
-  // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it.
+  // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it. Parts that are
+  // huge have a place of their own, for one at a time, so that others do not wait for them.
   bool reserve(uint64_t bytes, int64_t deadline_ns);
   void release(uint64_t bytes);
   // Memory for requests that came before their time.
@@ -75,6 +79,7 @@ class Host {
 
  private:
   void ended(Connection* connection);
+  void forget_one();
 
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;
@@ -98,6 +103,7 @@ class Host {
   std::atomic<uint32_t> running_{0};
   std::atomic<bool> spinning_{false};
   std::atomic<uint64_t> staged_bytes_{0};
+  std::atomic<uint64_t> huge_bytes_{0};
   std::atomic<uint32_t> staged_releases_{0};
 };
 

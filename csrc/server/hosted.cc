@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "base/breaks.h"
+
 namespace windlass {
 namespace {
 
@@ -115,10 +117,12 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
                                                " bytes of spans, saw " + std::to_string(o.part.items_bytes));
     }
     const bool whole_rows = layout_of(spec.rule.kind).row_scalars != 0 && o.pushes();
+    // A pull may want elements several times; a push has each once.
+    const uint64_t most = o.pushes() ? end - first : limits::kNumbersBytesMax / size_of(dtype_out(o));
     elements = 0;
     for (uint32_t i = 0; i < o.part.items; ++i) {
       const WireSpan s = span_at(o, i);
-      if (s.first < first || s.first >= end || s.n > end - s.first || s.n > end - first - elements ||
+      if (s.first < first || s.first >= end || s.n > end - s.first || s.n > most - elements ||
           (whole_rows && (s.first % cut.row != 0 || s.n % cut.row != 0))) {
         return refused(Code::kShapeMismatch, "elements " + std::to_string(s.first) + " + " + std::to_string(s.n) +
                                                  " do not fit shard " + std::to_string(o.part.shard) + ", which has " +
@@ -134,7 +138,7 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
                                                name_of(spec.dtype) + ", saw " + std::to_string(o.part.numbers_bytes) +
                                                " bytes of " + name_of(dtype_in(o)));
     }
-    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, elements)) {
+    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, elements) && !broken(Break::kNonfinite)) {
       return refused(Code::kNonFinite,
                      "the gradient has NaN or infinity; nothing was applied to shard " + std::to_string(o.part.shard));
     }
@@ -155,6 +159,7 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
   if (o.op() == Op::kScan) {
+    if (dtype_out(o) != Dtype::kFloat32) return refused(Code::kShapeMismatch, "export: rows are float32");
     if (o.part.items_bytes != sizeof(uint64_t)) return refused(Code::kShapeMismatch, "export: how many at most?");
     std::memcpy(&rows, o.items, sizeof rows);
     if (rows == 0 || rows > limits::kNumbersBytesMax / row_out) {
@@ -185,7 +190,8 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
                                                ", saw " + std::to_string(o.part.numbers_bytes) + " bytes of " +
                                                name_of(dtype_in(o)));
     }
-    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, rows * spec.dim)) {
+    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, rows * spec.dim) &&
+        !broken(Break::kNonfinite)) {
       return refused(Code::kNonFinite, "the gradients have NaN or infinity; nothing was applied to shard " +
                                            std::to_string(o.part.shard));
     }
@@ -210,7 +216,9 @@ bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte*
     if (o.part.sequence > record.sequence) return false;
     if (status.ok()) status = read(o, out, reply);
   } else {
-    switch (record.admit(o.part.sequence)) {
+    Admission admission = record.admit(o.part.sequence);
+    if (admission != Admission::kApply && broken(Break::kSequence)) admission = Admission::kApply;
+    switch (admission) {
       case Admission::kGap: return false;
       case Admission::kRepeat:
         record.close(o.part.clock);
@@ -226,6 +234,7 @@ bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte*
         record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
         if (status.ok()) status = apply(o, out, reply);
         if (status.ok()) ++shard.version;
+        if (!used()) used_.store(true, std::memory_order_relaxed);
         if (!status.ok() || o.op() == Op::kErase) record.keep(o.part.sequence, status, reply->part.value);
         break;
     }
@@ -238,6 +247,20 @@ bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte*
     reply->part.value = shard.version + 1;
   }
   return true;
+}
+
+const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const {
+  if (tensor_ == nullptr || o.op() != Op::kPull || o.part.flags != wire::kWhole || o.part.bytes() != 0 ||
+      o.part.value != 0 || dtype_out(o) != spec_.tensor.dtype)
+    return nullptr;
+  const Record& record = shard.records.of(o.session, o.header.session);
+  if (o.part.sequence > record.sequence) return nullptr;
+  const Cut& cut = tensor_->cut();
+  reply->part.sequence = record.sequence;
+  reply->part.clock = record.clock;
+  reply->part.value = shard.version + 1;
+  reply->numbers_bytes = (cut.end_of(o.part.shard) - cut.first_of(o.part.shard)) * size_of(spec_.tensor.dtype);
+  return tensor_->weights_of(o.part.shard);
 }
 
 Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
@@ -278,13 +301,14 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
       reply->part.items = static_cast<uint32_t>(keys.size());
       reply->items.assign(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(uint64_t));
       reply->numbers_bytes = weights.size() * sizeof(float);
-      std::memcpy(out, weights.data(), reply->numbers_bytes);
+      if (!weights.empty()) std::memcpy(out, weights.data(), reply->numbers_bytes);
       return {};
     }
     default: break;
   }
   if (table_ != nullptr) {
-    const bool creates = (o.part.flags & wire::kCreates) != 0;
+    // A push_pull that comes again only reads: its rows were made when it was applied, and may be gone since.
+    const bool creates = (o.part.flags & wire::kCreates) != 0 && o.op() == Op::kPull;
     WL_RETURN_IF_ERROR(table_->read(index, keys_of(o).data(), o.part.items, arrays, creates));
     reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
     return {};

@@ -5,6 +5,7 @@
 // reply. Sockets are none of its business.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -50,6 +51,7 @@ class Hosted {
 
   const ObjectSpec& spec() const { return spec_; }
   const Map& map() const { return map_; }
+  bool used() const { return used_.load(std::memory_order_relaxed); }  // whether anything was ever pushed to it
   // Nullptr when the shard is not here.
   Shard* find(uint32_t shard);
 
@@ -58,6 +60,9 @@ class Hosted {
   // `checked` is what check() said: a push that is refused uses up its sequence all the same. False: the order must
   // wait for earlier pushes of its session, and nothing has happened.
   bool run(const Order& order, Shard& shard, const Status& checked, std::byte* out, Reply* reply);
+  // With the turn: a pull of a whole shard as it is can be answered from where its weights lie. Nullptr: it is no such
+  // pull, or must wait.
+  const std::byte* peek(const Order& order, Shard& shard, Reply* reply) const;
 
  private:
   Hosted(ObjectSpec spec, Map map) : spec_(std::move(spec)), map_(std::move(map)) {}
@@ -70,6 +75,7 @@ class Hosted {
   const ObjectSpec spec_;
   const Map map_;
   Run run_;
+  std::atomic<bool> used_{false};
   std::shared_ptr<Tensor> tensor_;  // one of the two
   std::shared_ptr<Table> table_;
 };

@@ -35,6 +35,11 @@ class Outbox {
     --queued_;
     return &it->second.what;
   }
+  // The one that has been without an answer for longest; nullptr when nothing is.
+  const T* oldest_sent() const {
+    const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return e.second.sent; });
+    return it == all_.end() ? nullptr : &it->second.what;
+  }
   T* find(uint64_t id) {
     const auto it = all_.find(id);
     return it == all_.end() ? nullptr : &it->second.what;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -97,7 +96,8 @@ Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is for float32; a " +
                                               name_of(spec.dtype) + " tensor starts with Zeros or Constant");
   }
-  if (spec.dtype == Dtype::kInt64 && spec.init.kind == InitKind::kConstant && !(std::abs(spec.init.a) < 0x1p63)) {
+  if (spec.dtype == Dtype::kInt64 && spec.init.kind == InitKind::kConstant &&
+      !(spec.init.a >= -0x1p63 && spec.init.a < 0x1p63)) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is not an int64");
   }
   if (spec.shape.size() > limits::kTensorDimsMax) {

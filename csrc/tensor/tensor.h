@@ -84,6 +84,8 @@ class Tensor {
   void apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
   // The weights of the spans, to arrays.out.
   void read(const Span* spans, size_t n, const Arrays& arrays) const;
+  // The shard's weights where they lie; the holder's of its turn.
+  const std::byte* weights_of(uint32_t shard) const { return weights(cut_.first_of(shard)); }
   // Of the shard's weights and state; the sum over all shards is the tensor's.
   uint64_t fingerprint(uint32_t shard) const;
 

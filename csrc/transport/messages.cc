@@ -5,7 +5,9 @@
 namespace windlass {
 namespace {
 
-Status malformed(const char* what) { return Status(Code::kProtocolError, std::string(what) + ": the body is malformed"); }
+Status malformed(const char* what) {
+  return Status(Code::kProtocolError, std::string(what) + ": the body is malformed");
+}
 
 }  // namespace
 

@@ -43,6 +43,7 @@ const char* name_of(Op op) {
     case Op::kRows: return "len";
     case Op::kFingerprint: return "fingerprint";
     case Op::kScan: return "export";
+    case Op::kDetach: return "detach";
   }
   return "?";
 }

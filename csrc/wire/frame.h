@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/breaks.h"
 #include "base/dtype.h"
 #include "base/limits.h"
 #include "base/status.h"
@@ -32,8 +33,11 @@ enum class Op : uint8_t {
   kRows,
   kFingerprint,
   kScan,
+  kDetach,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kScan);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kDetach);
+// Operations that are about no shard: one part with a body.
+constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach; }
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;
@@ -139,7 +143,7 @@ class Reader {
   template <class T>
   T get() {
     T value{};
-    if (left_ < sizeof value) {
+    if (left_ < sizeof value && !windlass::broken(Break::kBounds)) {
       fail();
       return value;
     }
