@@ -1,5 +1,6 @@
 """Where a server is: ``tcp://127.0.0.1:4000`` or, on one machine, ``unix://@name`` (an abstract Unix socket)."""
 
+import contextlib
 import dataclasses
 import ipaddress
 import re
@@ -132,6 +133,7 @@ def dial(address: Address, deadline: float) -> socket.socket:
 def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        _unpaced(sock, target)
         while True:
             sock.settimeout(seconds_left(deadline))
             try:
@@ -150,6 +152,13 @@ def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> so
         raise
 
 
+def _unpaced(sock: socket.socket, target: Any) -> None:
+    """Loopback has nothing to congest. BBR, where it is the default, would set a timer for every segment."""
+    if sock.family != socket.AF_UNIX and _is(str(target[0]), "is_loopback"):
+        with contextlib.suppress(OSError):  # it must be chosen before there is a connection, or the pacing stays
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
 def listen(address: Address, backlog: int) -> socket.socket:
     """A listening socket; port 0 lets the kernel choose one. What it accepts has TCP_NODELAY, too."""
     try:
@@ -159,6 +168,7 @@ def listen(address: Address, backlog: int) -> socket.socket:
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _unpaced(sock, target)
             if family == socket.AF_INET6:  # whoever writes [::] has not written 0.0.0.0
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(target)

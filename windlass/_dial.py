@@ -5,8 +5,13 @@ and hands the socket over. A server that stays out of reach for `failure_timeout
 its way there fails with ServerLost.
 """
 
+import atexit
+import contextlib
+import os
+import socket
 import threading
 import time
+import weakref
 
 from windlass import _core
 from windlass._address import Address, dial
@@ -15,6 +20,7 @@ from windlass._handshake import greet
 
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = (0.005, 0.2)  # between attempts: the first, and the most it grows to
+_dialers: "weakref.WeakSet[Dialer]" = weakref.WeakSet()
 
 
 class Dialer:
@@ -28,47 +34,79 @@ class Dialer:
         self._keys: list[bytes | None] = [None] * len(servers)  # of the session at each server
         self._locks = [threading.Lock() for _ in servers]
         self._closed = threading.Event()
+        self._dialing: set[socket.socket] = set()
+        self._process = os.getpid()
+        self._lost: set[int] = set()  # servers that were given up
         self._thread = threading.Thread(target=self._run, name="windlass-dial", daemon=True)
         self._thread.start()
+        _dialers.add(self)
 
     def close(self) -> None:
         """After the links have been stopped."""
         self._closed.set()
+        for sock in list(self._dialing):  # whoever waits for a server that does not speak stops waiting
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
     def _run(self) -> None:
         while (wanted := self._links.need_dial()) is not None:
-            if not self._try(*wanted, time.monotonic()):
+            begun = time.monotonic()
+            if not self._try(*wanted, begun):
                 # Others must not wait for one that is slow to come back.
-                threading.Thread(target=self._insist, args=wanted, name="windlass-redial", daemon=True).start()
+                again = (*wanted, begun)
+                threading.Thread(target=self._insist, args=again, name="windlass-redial", daemon=True).start()
         self._closed.set()
 
-    def _insist(self, server: int, lane: int) -> None:
-        begun, pause = time.monotonic(), _PAUSE_SECONDS[0]
+    def _insist(self, server: int, lane: int, begun: float) -> None:
+        pause = _PAUSE_SECONDS[0]
         while not self._closed.wait(pause) and not self._try(server, lane, begun):
             pause = min(2 * pause, _PAUSE_SECONDS[1])
 
     def _try(self, server: int, lane: int, begun: float) -> bool:
         """One attempt. True when there is nothing more to do."""
+        if server in self._lost:
+            return True
         address = self._servers[server]
         left = begun + self._failure_timeout - time.monotonic()
         deadline = time.monotonic() + min(_ATTEMPT_SECONDS, max(left, 0.01))
         try:
             with self._locks[server]:  # the second lane joins the session of the first
                 sock = dial(address, deadline)
+                self._dialing.add(sock)
                 try:
+                    if self._closed.is_set():
+                        raise ServerLost(f"connect to {address}: the cluster has been closed")
                     self._keys[server] = greet(sock, self._token, self._keys[server], deadline)
                 except BaseException:
                     sock.close()
                     raise
+                finally:
+                    self._dialing.discard(sock)
             self._links.attach(server, lane, sock.detach())
         except (AccessDenied, ProtocolError, InvalidArgument) as error:
-            self._links.lost(server, ERRORS.index(type(error)), str(error))
+            self._give_up(server, error)
         except WindlassError as error:
             self._links.trouble(server, str(error))
             if time.monotonic() - begun < self._failure_timeout:
                 return False
             message = f"{address} has been out of reach for {self._failure_timeout:g} s: {error}"
-            self._links.lost(server, ERRORS.index(ServerLost), message)
+            self._give_up(server, ServerLost(message))
         return True
+
+    def _give_up(self, server: int, error: WindlassError) -> None:
+        self._lost.add(server)
+        self._links.lost(server, ERRORS.index(type(error)), str(error))
+
+
+@atexit.register
+def _end_all() -> None:
+    """Ends the threads of clusters that were let go and never closed, or of which something is still kept.
+
+    The interpreter would end them within our native code, and that ends the process.
+    """
+    for dialer in list(_dialers):
+        if dialer._process == os.getpid():
+            dialer._links.stop()
+            dialer.close()
