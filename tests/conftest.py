@@ -1,11 +1,23 @@
-"""What all tests share: the option --accurate and a cluster that closes."""
+"""What all tests share: the option --accurate, server processes, and a cluster that closes.
 
-from collections.abc import Iterator
+A test that takes `cluster` runs three times: inside the process, over TCP and over Unix sockets, each of those with two
+server processes. One that can only be about the engine inside the process says why with a mark, which drops the others:
+``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or one case of a parametrised test.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+from helpers import SHARED, Connect, new_app
 
 import windlass as wl
+from windlass.testing import Servers
+
+TRANSPORTS = ["embedded", "tcp", "unix"]
+SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
 ALWAYS = {"deadline": None, "print_blob": True, "database": None}
 hypothesis.settings.register_profile("short", max_examples=400, stateful_step_count=25, **ALWAYS)
@@ -21,11 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if not only_embedded(item)]
     if config.getoption("--accurate"):
         return
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="the long form; runs with --accurate"))
+
+
+def only_embedded(item: pytest.Item) -> bool:
+    """Whether this is a run with servers of a test that is not about them."""
+    mark = item.get_closest_marker("embedded")
+    if mark is None:
+        return False
+    if len(mark.args) != 1 or not isinstance(mark.args[0], str):
+        raise pytest.UsageError(f"{item.nodeid}: the mark `embedded` needs a reason")
+    return item.callspec.params.get("transport") in ("tcp", "unix") if hasattr(item, "callspec") else False
 
 
 @pytest.fixture
@@ -34,8 +57,73 @@ def accurate(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--accurate"))
 
 
+def fit(pair: Servers) -> bool:
+    """Whether both servers run and are not too large."""
+    try:
+        return max(map(pair.rss_bytes, range(2))) < SERVER_BYTES_MAX
+    except ProcessLookupError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def pair_of() -> Iterator[Callable[[str], Servers]]:
+    """Gives the two servers of a socket kind, which all tests share; started when first asked for.
+
+    Whoever uses them takes an app of its own and leaves them running.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def get(kind: str) -> Servers:
+            pair = SHARED.get(kind)
+            if pair is not None and not fit(pair):
+                pair.close()
+                pair = None
+            if pair is None:
+                pair = SHARED[kind] = stack.enter_context(Servers(2, kind=kind, threads=2))
+            return pair
+
+        yield get
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    """How a test reaches its servers."""
+    return request.param
+
+
 @pytest.fixture
-def cluster() -> Iterator[wl.Cluster]:
-    """A cluster with two threads, whatever the machine has. Closing it raises the error of a dropped future."""
-    with wl.connect(threads=2) as opened:
+def pair(transport: str, pair_of: Callable[[str], Servers]) -> Iterator[Servers | None]:
+    """The servers of this test's transport, which are there after it, too."""
+    pair = None if transport == "embedded" else pair_of(transport)
+    yield pair
+    if pair is not None:
+        for i in range(2):
+            pair.threads(i)  # raises, and quotes the server, if it has ended
+
+
+@pytest.fixture
+def connect(pair: Servers | None) -> Connect:
+    """Like ``wl.connect``, by this test's transport; without an `app` in one of its own. The caller closes."""
+
+    def connect(**options: Any) -> wl.Cluster:
+        if pair is None:
+            return wl.connect(threads=2, **options)
+        return pair.connect(**{"app": new_app(), **options})
+
+    return connect
+
+
+@pytest.fixture
+def here(pair: Servers | None) -> dict[str, str]:
+    """What the environment of a script must have for its ``connect_here()`` to use this test's transport."""
+    return {} if pair is None else {"TEST_SERVERS": " ".join(pair.addresses), "TEST_APP": new_app()}
+
+
+@pytest.fixture
+def cluster(connect: Connect) -> Iterator[wl.Cluster]:
+    """A cluster with two threads, whatever the machine has, or two servers.
+
+    Closing it raises the error of a dropped future.
+    """
+    with connect() as opened:
         yield opened

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -13,9 +14,12 @@ import numpy as np
 
 import windlass as wl
 from windlass import _core
+from windlass.testing import Servers
 
 SHARD = 16384  # float32 elements of one shard of a small tensor: 64 KiB
 FLOAT32 = np.float32
+Connect = Callable[..., wl.Cluster]  # what the fixture `connect` gives
+SHARED: dict[str, Servers] = {}  # the pairs of servers that tests share
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -27,16 +31,56 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return rng(seed).standard_normal(shape).astype(np.float32)
 
 
+def new_app() -> str:
+    """A name that no other app has."""
+    return f"test-{secrets.token_hex(8)}"
+
+
+def servers_of(cluster: wl.Cluster) -> Servers:
+    """The shared servers that a cluster is on."""
+    assert cluster._remote is not None
+    addresses = [str(address) for address in cluster._remote.servers]
+    return next(pair for pair in SHARED.values() if pair.addresses == addresses)
+
+
 @contextlib.contextmanager
-def held(thing: wl.Tensor | wl.Table, *shards: int) -> Iterator[list[Any]]:
-    """The shards are busy until the end of the block, or until release() of what it gives."""
+def stopped(servers: Servers, *which: int) -> Iterator[Callable[[], None]]:
+    """The servers are stopped until the end of the block, or until the function that it gives is called."""
+
+    def go_on() -> None:
+        for i in which or (0, 1):
+            with contextlib.suppress(ProcessLookupError):  # one that was killed meanwhile
+                servers.cont(i)
+
+    try:
+        for i in which or (0, 1):
+            servers.stop(i)
+        yield go_on
+    finally:
+        go_on()
+
+
+@contextlib.contextmanager
+def held(thing: wl.Tensor | wl.Table, *shards: int) -> Iterator[Callable[[], None]]:
+    """The shards are busy until the end of the block, or until the function that it gives is called.
+
+    On servers elsewhere, all shards are: the processes are stopped.
+    """
+    if thing._cluster._remote is not None:
+        with stopped(servers_of(thing._cluster)) as go_on:
+            yield go_on
+        return
     take = _core.hold_tensor if isinstance(thing, wl.Tensor) else _core.hold_table
     holds = [take(thing._core, shard) for shard in shards or (0,)]
-    try:
-        yield holds
-    finally:
+
+    def release() -> None:
         for hold in holds:
             hold.release()
+
+    try:
+        yield release
+    finally:
+        release()
 
 
 def every_call(
@@ -59,9 +103,9 @@ def every_call(
         "Tensor.pull of listed rows": lambda: tensor[[1, 0]].pull(),
         "Tensor.pull_async": lambda: tensor.pull_async(),
         "Tensor.pull_async into out": lambda: tensor.pull_async(out=np.empty_like(grad)),
-        "Tensor.pull_async into a registered array": lambda: tensor.pull_async(out=registered),
+        "Tensor.pull_async into a registered array": lambda: tensor.pull_async(out=registered).wait(),
         "Tensor.push": lambda: tensor.push(grad),
-        "Tensor.push of a registered array": lambda: tensor.push(registered),
+        "Tensor.push of a registered array": lambda: tensor.push(registered).wait(),
         "Tensor.push_async": lambda: tensor.push_async(grad),
         "Tensor.push_pull": lambda: tensor.push_pull(grad),
         "Tensor.push_pull_async": lambda: tensor.push_pull_async(grad),
@@ -79,6 +123,13 @@ def every_call(
         "Table.fingerprint": lambda: table.fingerprint(),
         "len(Table)": lambda: len(table),
     }
+
+
+def connect_here(**options: Any) -> wl.Cluster:
+    """For scripts of ``run_python``: a cluster by the transport of the test that started them."""
+    if addresses := os.environ.get("TEST_SERVERS"):
+        return wl.connect(servers=addresses.split(), app=os.environ["TEST_APP"], **options)
+    return wl.connect(threads=2, **options)
 
 
 def run_python(code: str, *, timeout: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:

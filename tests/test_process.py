@@ -11,26 +11,31 @@ from helpers import FLOAT32, check_python, rng, run_python
 
 import windlass as wl
 
+Environment = dict[str, str]  # what the fixture `here` gives
+
 # -- the end of a process --------------------------------------------------------------------------------------------
 
 
-def test_a_process_may_end_with_work_in_flight():
+def test_a_process_may_end_with_work_in_flight(here: Environment):
     out = check_python(
         """
         import windlass as wl
+        from helpers import connect_here
 
-        cluster = wl.connect(threads=2)
+        cluster = connect_here()
         tensor = cluster.tensor("w", (1 << 22,), rule=wl.Adam())
         grads = [cluster.empty(1 << 22) for _ in range(8)]
         for grad in grads:
             grad[:] = 1
         futures = [tensor.push(grad) for grad in grads]
         print(sum(not f.done() for f in futures))
-        """
+        """,
+        **here,
     )
     assert int(out) > 0
 
 
+@pytest.mark.embedded("holds a shard's turn from inside the process")
 def test_a_process_may_end_while_a_shard_is_busy():
     check_python(
         """
@@ -48,14 +53,15 @@ def test_a_process_may_end_while_a_shard_is_busy():
 
 
 @pytest.mark.parametrize("kept", ["globals", "a cycle", "nothing"])
-def test_a_cluster_need_not_be_closed(kept: str):
+def test_a_cluster_need_not_be_closed(here: Environment, kept: str):
     check_python(
         f"""
         import numpy as np
         import windlass as wl
+        from helpers import connect_here
 
         def make():
-            cluster = wl.connect(threads=2)
+            cluster = connect_here()
             tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Adam())
             array = cluster.empty((4, 2))
             futures = [tensor.push(array), table.push_pull_async([1, 2], np.ones((2, 2), np.float32))]
@@ -70,44 +76,49 @@ def test_a_cluster_need_not_be_closed(kept: str):
             cycle.append(cycle)
         else:
             make()
-        """
+        """,
+        **here,
     )
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_everything_may_be_let_go_while_work_is_in_flight(large: bool):
+def test_everything_may_be_let_go_while_work_is_in_flight(here: Environment, large: bool):
     out = check_python(
         f"""
         import numpy as np
         import windlass as wl
+        from helpers import connect_here
 
         n = 1 << 21 if {large} else 64
         for i in range(20):
-            cluster = wl.connect(threads=2)
+            cluster = connect_here()
             tensor = cluster.tensor("w", (n,), rule=wl.Adam())
             grad = cluster.empty(n)
             grad[:] = 1
-            if not {large}:
+            if not {large} and cluster._remote is None:
                 hold = wl._core.hold_tensor(tensor._core, 0)
             tensor.push(grad)
+            remote = cluster._remote is not None
             del tensor, grad, cluster
-            if not {large}:
+            if not {large} and not remote:
                 hold.release()
                 del hold
         print("alive")
-        """
+        """,
+        **here,
     )
     assert out == "alive\n"
 
 
-def test_daemon_threads_may_be_pushing_at_the_end():
+def test_daemon_threads_may_be_pushing_at_the_end(here: Environment):
     done = run_python(
         """
         import threading
         import numpy as np
         import windlass as wl
+        from helpers import connect_here
 
-        cluster = wl.connect(threads=2)
+        cluster = connect_here()
         tensor = cluster.tensor("w", (1 << 16,), rule=wl.Sum())
         started = threading.Barrier(3)
 
@@ -123,20 +134,23 @@ def test_daemon_threads_may_be_pushing_at_the_end():
         for _ in range(2):
             threading.Thread(target=work, daemon=True).start()
         started.wait()
-        """
+        """,
+        **here,
     )
     assert done.returncode == 0, done.stderr  # what Python takes from a thread's stack, nanobind may report as leaked
 
 
-def test_an_error_ends_a_process_as_usual():
+def test_an_error_ends_a_process_as_usual(here: Environment):
     done = run_python(
         """
         import windlass as wl
+        from helpers import connect_here
 
-        cluster = wl.connect(threads=2)
+        cluster = connect_here()
         tensor = cluster.tensor("w", (4,), rule=wl.Sum())
         tensor.push("text")
-        """
+        """,
+        **here,
     )
     assert done.returncode == 1
     assert "windlass._errors.ShapeMismatch" in done.stderr or "windlass.ShapeMismatch" in done.stderr
@@ -149,7 +163,7 @@ FORK = """
 import gc, os, sys, threading, time
 import numpy as np
 import windlass as wl
-from helpers import every_call
+from helpers import connect_here, every_call
 
 def wait_for(pid, seconds=20):
     # The exit code of a child; one that hangs is a failure and is ended.
@@ -175,13 +189,13 @@ def refused(calls):
             return False
     return True
 
-cluster = wl.connect(threads=2)
+cluster = connect_here()
 tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
 calls = every_call(cluster, tensor, table, cluster.empty((4, 2)))
 """
 
 
-def test_every_call_in_the_child_of_a_fork_raises_and_the_parent_goes_on():
+def test_every_call_in_the_child_of_a_fork_raises_and_the_parent_goes_on(here: Environment):
     out = check_python(
         FORK
         + """
@@ -192,8 +206,8 @@ pid = os.fork()
 if pid == 0:
     ok = refused(calls)
     cluster.close()  # does nothing, as in a process that never had it
-    with wl.connect(threads=2) as own:  # what the message asks for
-        other = own.tensor("w", (4, 2), rule=wl.Sum())
+    with connect_here() as own:  # what the message asks for
+        other = own.tensor("of the child", (4, 2), rule=wl.Sum())
         ok = ok and not other.pull().any() and other.push_pull(np.ones((4, 2), np.float32)).all()
     sys.exit(0 if ok else 1)
 assert wait_for(pid) == 0
@@ -201,12 +215,13 @@ assert tensor.fingerprint() == before
 for call in calls.values():
     call()
 print("parent goes on")
-"""
+""",
+        **here,
     )
     assert out == "parent goes on\n"
 
 
-def test_fifty_forks_while_other_threads_push():
+def test_many_forks_while_other_threads_push(here: Environment):
     out = check_python(
         FORK
         + """
@@ -230,7 +245,8 @@ threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
 for thread in threads:
     thread.start()
 codes = []
-for _ in range(50):
+forks = 50 if cluster._remote is None else 20
+for _ in range(forks):
     pid = os.fork()
     if pid == 0:
         ok = refused(calls)
@@ -240,7 +256,7 @@ for _ in range(50):
 stop.set()
 for thread in threads:
     thread.join()
-assert codes == [0] * 50, codes
+assert codes == [0] * forks, codes
 assert min(counts) > 0, counts
 assert big.pull()[0] == counts[2]
 assert wide.pull()[0] == counts[0] + counts[1]
@@ -248,10 +264,12 @@ assert table.pull([7])[0, 0] == sum(counts)
 print("parent goes on")
 """,
         timeout=110,
+        **here,
     )
     assert out == "parent goes on\n"
 
 
+@pytest.mark.embedded("holds a shard's turn from inside the process; tests/wire/test_remote.py stops servers")
 def test_a_future_of_the_parent_raises_in_the_child():
     check_python(
         FORK
@@ -270,14 +288,15 @@ done.wait()
     )
 
 
-def test_multiprocessing_by_fork_works_with_clusters_of_its_own():
+def test_multiprocessing_by_fork_works_with_clusters_of_its_own(here: Environment):
     out = check_python(
         """
         import multiprocessing
         import numpy as np
         import windlass as wl
+        from helpers import connect_here
 
-        cluster = wl.connect(threads=2)
+        cluster = connect_here()
         tensor = cluster.tensor("w", (4,), rule=wl.Sum())
         tensor.push(np.ones(4, np.float32))
 
@@ -285,8 +304,8 @@ def test_multiprocessing_by_fork_works_with_clusters_of_its_own():
             try:
                 tensor.pull()
             except wl.ForkedProcess:
-                with wl.connect(threads=2) as own:
-                    mine = own.tensor("w", (4,), rule=wl.Sum())
+                with connect_here() as own:
+                    mine = own.tensor(f"w of {i}", (4,), rule=wl.Sum())
                     mine.push(np.full(4, i, np.float32))
                     return float(mine.pull().sum())
 
@@ -295,7 +314,8 @@ def test_multiprocessing_by_fork_works_with_clusters_of_its_own():
             pool.close()
             pool.join()
         print(tensor.pull().tolist())
-        """
+        """,
+        **here,
     )
     assert out.splitlines() == ["[0.0, 4.0, 8.0, 12.0]", "[1.0, 1.0, 1.0, 1.0]"]
 

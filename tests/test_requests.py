@@ -1,18 +1,21 @@
 """Requests under way: close, loans, ordinary arrays, timeouts, errors nobody looked at."""
 
+import contextlib
 import gc
 import inspect
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import FLOAT32, SHARD, every_call, held
+from helpers import FLOAT32, SHARD, SHARED, Connect, every_call, held
 
 import windlass as wl
 from windlass import _core
+from windlass.testing import Servers
 
 BIG = 1 << 19  # float32 of 2 MiB: registered arrays of this size are used in place by another thread
 TABLE_BYTES = 4 << 20  # one page of index and one of rows
@@ -21,8 +24,8 @@ TABLE_BYTES = 4 << 20  # one page of index and one of rows
 # -- after close -----------------------------------------------------------------------------------------------------
 
 
-def closed_calls() -> dict[str, Any]:
-    cluster = wl.connect(threads=1)
+def closed_calls(connect: Connect) -> dict[str, Any]:
+    cluster = connect()
     tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
     calls = every_call(cluster, tensor, table, cluster.empty((4, 2)))
     for call in calls.values():  # each is a call that works
@@ -31,8 +34,11 @@ def closed_calls() -> dict[str, Any]:
     return calls
 
 
+CALLS = list(closed_calls(wl.connect))
+
+
 def test_every_public_method_is_among_the_calls():
-    named = {name.split()[0] for name in closed_calls()}
+    named = {name.split()[0] for name in CALLS}
     for kind in (wl.Cluster, wl.Tensor, wl.Table):
         methods = {
             f"{kind.__name__}.{name}"
@@ -42,79 +48,80 @@ def test_every_public_method_is_among_the_calls():
         assert methods - {"Cluster.close"} <= named
 
 
-@pytest.mark.parametrize("name", list(closed_calls()))
-def test_use_after_close_raises_closed(name: str):
-    with pytest.raises(wl.Closed, match="the cluster has been closed"):
-        closed_calls()[name]()
+def test_use_after_close_raises_closed(connect: Connect):
+    for call in closed_calls(connect).values():
+        with pytest.raises(wl.Closed, match="the cluster has been closed"):
+            call()
 
 
-def test_what_needs_no_server_works_after_close():
-    cluster = wl.connect(threads=1)
+def test_what_needs_no_server_works_after_close(connect: Connect):
+    cluster = connect()
     tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
     future = tensor.push(np.ones((4, 2), FLOAT32))
     cluster.close()
     assert future.wait() is None
-    assert repr(cluster) == "<Cluster, embedded, rank 0 of 1, closed>"
+    assert repr(cluster).endswith("rank 0 of 1, closed>")
     assert (tensor.shape, tensor.shards, table.dim, cluster.rank, cluster.world_size) == ((4, 2), 1, 2, 0, 1)
     assert repr(tensor)
     assert repr(table)
 
 
-def test_close_can_be_called_again():
-    cluster = wl.connect(threads=1)
+def test_close_can_be_called_again(connect: Connect):
+    cluster = connect()
     cluster.close()
     cluster.close()
     with cluster:
         pass
 
 
-def test_close_waits_for_requests_under_way():
-    cluster = wl.connect(threads=2)
+def test_close_waits_for_requests_under_way(connect: Connect):
+    cluster = connect()
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
     released = threading.Event()
-    with held(tensor) as (hold,):
+    with held(tensor) as release:
         future = tensor.push(np.ones(4, FLOAT32))
-        threading.Timer(0.1, lambda: (released.set(), hold.release())).start()
+        threading.Timer(0.1, lambda: (released.set(), release())).start()
         cluster.close()
         assert released.is_set()
     assert future.wait(timeout=1) is None
 
 
-def test_futures_are_done_when_close_returns():
+def test_futures_are_done_when_close_returns(connect: Connect):
     for _ in range(50):
-        cluster = wl.connect(threads=2)
+        cluster = connect()
         tensor = cluster.tensor("w", (4,), rule=wl.Sum())
-        with held(tensor) as (hold,):
+        with held(tensor) as release:
             future = tensor.push(np.ones(4, FLOAT32))
-            hold.release()
+            release()
             cluster.close()
             assert future.done()
 
 
+@pytest.mark.embedded("on servers, requests end with their connections; tests/wire/test_remote.py has that")
 def test_a_close_that_times_out_can_be_called_again():
     cluster = wl.connect(threads=2)
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
-    with held(tensor) as (hold,):
+    with held(tensor) as release:
         future = tensor.push(np.ones(4, FLOAT32))
         for _ in range(2):
             with pytest.raises(wl.Timeout, match="1 requests are still under way"):
                 cluster.close(timeout=0.05)
         with pytest.raises(wl.Closed):
             tensor.pull()
-        hold.release()
+        release()
         cluster.close()
     assert future.wait(timeout=1) is None
 
 
-def test_the_end_of_a_with_block_closes():
-    with wl.connect(threads=1) as cluster:
+def test_the_end_of_a_with_block_closes(connect: Connect):
+    with connect() as cluster:
         tensor = cluster.tensor("w", (4,), rule=wl.Sum())
     with pytest.raises(wl.Closed):
         tensor.pull()
 
 
-def test_an_error_in_a_with_block_closes_and_passes():
-    cluster = wl.connect(threads=1)
+def test_an_error_in_a_with_block_closes_and_passes(connect: Connect):
+    cluster = connect()
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
     with pytest.raises(wl.InvalidArgument, match="row 9 of 4"), cluster:
         tensor[[9]].pull()
@@ -276,8 +283,9 @@ def test_every_call_that_waits_raises_timeout_in_time(cluster: wl.Cluster, secon
             assert seconds <= timed(call) < seconds + 1
 
 
-def test_the_clusters_timeout_is_the_default():
-    with wl.connect(threads=1, timeout=0.1) as cluster:
+def test_the_clusters_timeout_is_the_default(connect: Connect):
+    with connect(timeout=1.0) as cluster:  # connecting has it, too
+        cluster._timeout = 0.1
         tensor, table = cluster.tensor("w", (3,), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
         with held(tensor), held(table):
             for call in (tensor.pull, tensor.push([1, 1, 1]).wait, lambda: len(table)):
@@ -340,6 +348,7 @@ def test_a_registered_out_stays_on_loan_after_a_timeout(cluster: wl.Cluster):
     tensor.push(out).wait()
 
 
+@pytest.mark.embedded("with servers, all shards are held; tests/wire/test_remote.py stops one of two")
 def test_other_shards_go_on_while_one_is_busy(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum())
     with held(tensor, 1):
@@ -354,10 +363,34 @@ def test_other_shards_go_on_while_one_is_busy(cluster: wl.Cluster):
 # -- errors nobody looked at -----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def small_pair_of() -> Iterator[Callable[[str], Servers]]:
+    """Gives the two servers of a socket kind that have little memory. All tests here share their one table."""
+    with contextlib.ExitStack() as stack:
+
+        def get(kind: str) -> Servers:
+            if (name := f"small {kind}") not in SHARED:
+                pair = Servers(2, kind=kind, threads=1, memory_bytes_max=TABLE_BYTES)
+                SHARED[name] = stack.enter_context(pair)
+                with pair.connect() as first:
+                    first.tensor("w", (4,), rule=wl.Sum())  # while there is room
+            return SHARED[name]
+
+        yield get
+
+
+@pytest.fixture
+def small(transport: str, small_pair_of: Callable[[str], Servers]) -> wl.Cluster:
+    """A cluster with little memory. The test closes it."""
+    if transport == "embedded":
+        return wl.connect(threads=1, memory_bytes_max=TABLE_BYTES)
+    return small_pair_of(transport).connect()
+
+
 def full_table(cluster: wl.Cluster) -> wl.Table:
     """A table without memory for more rows."""
     table = cluster.table("t", 256, rule=wl.Sum())
-    for start in range(0, 1 << 20, 512):
+    for start in (1 << 39, *range(0, 1 << 20, 512)):  # the first fails at once where it is full already
         try:
             table.push(np.arange(start, start + 512), np.zeros((512, 256), FLOAT32)).wait()
         except wl.ResourceExhausted:
@@ -367,7 +400,11 @@ def full_table(cluster: wl.Cluster) -> wl.Table:
 
 def drop_an_error(table: wl.Table) -> None:
     keys = np.arange(1 << 40, (1 << 40) + 4096)
-    table.push(keys, np.ones((4096, 256), FLOAT32))
+    future = table.push(keys, np.ones((4096, 256), FLOAT32))
+    deadline = time.monotonic() + 10
+    while not future.done() and time.monotonic() < deadline:  # so that the very next call knows of it
+        time.sleep(0.001)
+    del future
     gc.collect()
 
 
@@ -391,9 +428,9 @@ NEXT_CALLS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NEXT_CALLS)
-def test_the_error_of_a_dropped_future_is_raised_once_by_the_next_call(name: str):
+def test_the_error_of_a_dropped_future_is_raised_once_by_the_next_call(small: wl.Cluster, name: str):
     call = NEXT_CALLS[name]
-    with wl.connect(threads=1, memory_bytes_max=TABLE_BYTES) as cluster:
+    with small as cluster:
         table = full_table(cluster)
         clock = cluster.clock
         drop_an_error(table)
@@ -404,8 +441,8 @@ def test_the_error_of_a_dropped_future_is_raised_once_by_the_next_call(name: str
             call(cluster, table)
 
 
-def test_other_objects_do_not_raise_the_error_of_a_dropped_future():
-    with wl.connect(threads=1, memory_bytes_max=TABLE_BYTES) as cluster:
+def test_other_objects_do_not_raise_the_error_of_a_dropped_future(small: wl.Cluster):
+    with small as cluster:
         tensor, table = cluster.tensor("w", (4,), rule=wl.Sum()), full_table(cluster)
         drop_an_error(table)
         tensor.push(np.ones(4, FLOAT32)).wait()
@@ -414,19 +451,18 @@ def test_other_objects_do_not_raise_the_error_of_a_dropped_future():
             cluster.tick()
 
 
-def test_several_dropped_errors_are_counted():
-    cluster = wl.connect(threads=1, memory_bytes_max=TABLE_BYTES)
-    table = full_table(cluster)
+def test_several_dropped_errors_are_counted(small: wl.Cluster):
+    table = full_table(small)
     with held(table, 3):  # they fail after they were dropped
         for i in range(1, 4):
             keys = np.arange(i << 40, (i << 40) + 4096)
             table.push(keys, np.ones((4096, 256), FLOAT32))
     with pytest.raises(wl.ResourceExhausted, match="from 3 earlier requests, the first of them"):
-        cluster.close()  # waits for all three
+        small.close()  # waits for all three
 
 
-def test_an_error_that_was_seen_is_not_raised_again():
-    with wl.connect(threads=1, memory_bytes_max=TABLE_BYTES) as cluster:
+def test_an_error_that_was_seen_is_not_raised_again(small: wl.Cluster):
+    with small as cluster:
         table = full_table(cluster)
         future = table.push(np.arange(1 << 40, (1 << 40) + 4096), np.ones((4096, 256), FLOAT32))
         for _ in range(2):
@@ -438,19 +474,18 @@ def test_an_error_that_was_seen_is_not_raised_again():
         len(table)
 
 
-def test_close_raises_the_error_of_its_own_worker():
-    cluster = wl.connect(threads=1, memory_bytes_max=TABLE_BYTES)
-    worker = cluster.worker(1, 2)
+def test_close_raises_the_error_of_its_own_worker(small: wl.Cluster):
+    worker = small.worker(1, 2)
     table = full_table(worker)
     drop_an_error(table)
-    cluster.close()  # not this worker's
+    small.close()  # not this worker's
     with pytest.raises(wl.ResourceExhausted, match=DROPPED):
         worker.close()
     worker.close()
 
 
-def test_a_push_that_cannot_grow_the_table_leaves_its_shard_as_it_was():
-    with wl.connect(threads=1, memory_bytes_max=TABLE_BYTES) as cluster:
+def test_a_push_that_cannot_grow_the_table_leaves_its_shard_as_it_was(small: wl.Cluster):
+    with small as cluster:
         table = full_table(cluster)
         before = len(table)
         keys = next(table.export(1)).keys  # one row that is there; its shard is full
@@ -464,13 +499,55 @@ def test_a_push_that_cannot_grow_the_table_leaves_its_shard_as_it_was():
         assert len(table) >= before
         table.push(keys, np.ones((1, 256), FLOAT32)).wait()  # rows that are there can still be trained
         np.testing.assert_array_equal(table.pull(keys), start + 1)
-        with pytest.raises(wl.ResourceExhausted, match="tensor 'w'"):
-            cluster.tensor("w", (1 << 20,), rule=wl.Sum())
+        with pytest.raises(wl.ResourceExhausted, match="tensor 'large'"):
+            cluster.tensor("large", (1 << 20,), rule=wl.Sum())
+
+
+# -- taken back ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.embedded("what has gone to a server cannot be taken back; tests/wire/test_remote.py has the rest")
+def test_a_push_that_waits_for_busy_shards_can_be_taken_back(cluster: wl.Cluster):
+    tensor = cluster.tensor("w", (3, SHARD), rule=wl.Sum())
+    grad = cluster.empty((3, SHARD))
+    grad[:] = 1
+    with held(tensor, 0, 1, 2):
+        future = tensor.push(grad)
+        assert future.cancel() is True
+    for _ in range(2):
+        with pytest.raises(wl.Cancelled, match="push of tensor 'w': cancelled"):
+            future.wait()
+    assert future.cancel() is False  # it is over
+    assert not tensor.pull().any()
+    tensor.push(grad).wait()  # the loan has ended, and later pushes are applied
+    assert (tensor.pull() == 1).all()
+
+
+@pytest.mark.embedded("what has gone to a server cannot be taken back; tests/wire/test_remote.py has the rest")
+def test_a_shard_that_has_its_part_of_a_push_keeps_it(cluster: wl.Cluster):
+    tensor = cluster.tensor("w", (3, SHARD), rule=wl.Sum())
+    with held(tensor, 1):
+        future = tensor.push(np.ones((3, SHARD), FLOAT32))
+        assert (tensor[[0, 2]].pull() == 1).all()
+        assert future.cancel() is False  # not all of it
+    with pytest.raises(wl.Cancelled):
+        future.wait()
+    assert tensor.pull()[:, 0].tolist() == [1, 0, 1]
+
+
+def test_what_is_done_cannot_be_taken_back(cluster: wl.Cluster):
+    tensor, table = cluster.tensor("w", (3, SHARD), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
+    for future in (tensor.push(np.ones((3, SHARD), FLOAT32)), table.push(range(9), np.ones((9, 2), FLOAT32))):
+        future.wait()
+        assert future.cancel() is False
+        assert future.wait() is None
+    assert (tensor.pull() == 1).all()
 
 
 # -- the hold that these tests use -----------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded("holds a shard's turn from inside the process")
 def test_a_held_shard_that_does_not_exist_is_refused(cluster: wl.Cluster):
     tensor, table = cluster.tensor("w", (4,), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
     with pytest.raises(wl.InvalidArgument):

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from helpers import FLOAT32, check_python, held, numbers, rng
+from helpers import FLOAT32, Connect, check_python, held, numbers, rng
 
 import windlass as wl
 
@@ -434,22 +434,22 @@ def test_an_exported_chunk_is_the_callers(cluster: wl.Cluster):
 # -- initialisers ----------------------------------------------------------------------------------------------------
 
 
-def initial(keys: Any, init: wl.Init, dim: int = 8, **options: Any) -> np.ndarray:
-    with wl.connect(threads=1) as cluster:
+def initial(connect: Connect, keys: Any, init: wl.Init, dim: int = 8, **options: Any) -> np.ndarray:
+    with connect() as cluster:
         name = options.pop("name", "t")
         return cluster.table(name, dim, **{"rule": wl.Sum(), "init": init, **options}).pull(keys)
 
 
-def test_initialisers_give_what_they_say():
+def test_initialisers_give_what_they_say(connect: Connect):
     keys = np.arange(20_000)
-    assert not initial(keys, wl.Zeros()).any()
-    assert (initial(keys, wl.Constant(0.1)) == FLOAT32(0.1)).all()
-    uniform = initial(keys, wl.Uniform(-1.0, 3.0))
+    assert not initial(connect, keys, wl.Zeros()).any()
+    assert (initial(connect, keys, wl.Constant(0.1)) == FLOAT32(0.1)).all()
+    uniform = initial(connect, keys, wl.Uniform(-1.0, 3.0))
     assert -1.0 <= uniform.min() < -0.99
     assert 2.99 < uniform.max() <= 3.0
     assert abs(uniform.mean() - 1.0) < 0.02
     assert abs(uniform.std() - 4 / 12**0.5) < 0.02
-    normal = initial(keys, wl.Normal(mean=2.0, std=0.5))
+    normal = initial(connect, keys, wl.Normal(mean=2.0, std=0.5))
     z = (normal.astype(np.float64) - 2.0) / 0.5
     assert abs(z.mean()) < 0.0125  # five standard errors
     assert abs(z.std() - 1) < 0.009
@@ -460,8 +460,8 @@ def test_initialisers_give_what_they_say():
 
 
 @pytest.mark.parametrize("init", [wl.Uniform(-1, 1), wl.Normal()], ids=str)
-def test_rows_and_columns_are_not_correlated(init: wl.Init):
-    values = initial(np.arange(20_000), init)
+def test_rows_and_columns_are_not_correlated(connect: Connect, init: wl.Init):
+    values = initial(connect, np.arange(20_000), init)
     assert np.abs(np.corrcoef(values.T) - np.eye(8)).max() < 0.05
     for shift in (1, 2, 256):
         assert abs(np.corrcoef(values[shift:].ravel(), values[:-shift].ravel())[0, 1]) < 0.02
@@ -469,17 +469,18 @@ def test_rows_and_columns_are_not_correlated(init: wl.Init):
 
 
 @pytest.mark.parametrize("init", [wl.Uniform(-1, 1), wl.Normal(std=0.1)], ids=str)
-def test_an_initial_row_depends_on_seed_name_and_key_alone(init: wl.Init):
+def test_an_initial_row_depends_on_seed_name_and_key_alone(connect: Connect, init: wl.Init):
     keys = np.arange(500) - 250
-    here = initial(keys, init, seed=3)
-    np.testing.assert_array_equal(initial(keys[::-1], init, seed=3)[::-1], here)
-    np.testing.assert_array_equal(initial(keys, init, seed=3, rule=wl.Adam()), here)
-    np.testing.assert_array_equal(initial(keys.astype(np.int32), init, seed=3), here)
-    np.testing.assert_array_equal(initial(np.r_[keys, np.arange(9000, 12_000)], init, seed=3)[:500], here)
-    np.testing.assert_array_equal(np.concatenate([initial([k], init, seed=3) for k in keys[:5]]), here[:5])
-    assert (initial(keys, init, seed=4) != here).mean() > 0.99
-    assert (initial(keys, init, seed=3, name="u") != here).mean() > 0.99
-    assert (initial(keys + 500, init, seed=3) != here).mean() > 0.99
+    here = initial(lambda: wl.connect(threads=1), keys, init, seed=3)
+    np.testing.assert_array_equal(initial(connect, keys, init, seed=3), here)
+    np.testing.assert_array_equal(initial(connect, keys[::-1], init, seed=3)[::-1], here)
+    np.testing.assert_array_equal(initial(connect, keys, init, seed=3, rule=wl.Adam()), here)
+    np.testing.assert_array_equal(initial(connect, keys.astype(np.int32), init, seed=3), here)
+    np.testing.assert_array_equal(initial(connect, np.r_[keys, np.arange(9000, 12_000)], init, seed=3)[:500], here)
+    np.testing.assert_array_equal(np.concatenate([initial(connect, [k], init, seed=3) for k in keys[:5]]), here[:5])
+    assert (initial(connect, keys, init, seed=4) != here).mean() > 0.99
+    assert (initial(connect, keys, init, seed=3, name="u") != here).mean() > 0.99
+    assert (initial(connect, keys + 500, init, seed=3) != here).mean() > 0.99
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])
@@ -506,18 +507,19 @@ def test_an_initialisers_numbers_are_finite(make: Any, bad: Any):
         make(bad)
 
 
-def test_an_initialisers_numbers_are_in_their_range():
+def test_an_initialisers_numbers_are_in_their_range(connect: Connect):
     with pytest.raises(wl.InvalidArgument, match="Uniform: low must not be above high"):
         wl.Uniform(1.0, 0.5)
     with pytest.raises(wl.InvalidArgument, match="Normal: std must be at least 0"):
         wl.Normal(std=-0.5)
-    assert (initial([1, 2], wl.Uniform(0.5, 0.5)) == 0.5).all()
-    assert (initial([1, 2], wl.Normal(mean=0.5, std=0.0)) == 0.5).all()
+    assert (initial(connect, [1, 2], wl.Uniform(0.5, 0.5)) == 0.5).all()
+    assert (initial(connect, [1, 2], wl.Normal(mean=0.5, std=0.0)) == 0.5).all()
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.embedded("looks at the memory of its own process")
 def test_26_empty_tables_cost_at_most_16_mib():
     grown = check_python(
         """
@@ -541,10 +543,10 @@ def test_26_empty_tables_cost_at_most_16_mib():
 
 
 @pytest.mark.parametrize("rule", [wl.SGD(lr=0.1), wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.Sum()], ids=str)
-def test_a_fingerprint_does_not_depend_on_batches_or_order(rule: wl.Rule):
+def test_a_fingerprint_does_not_depend_on_batches_or_order(connect: Connect, rule: wl.Rule):
     keys, seen = np.arange(300) * 7919, set()
-    for cuts, order in ((1, 1), (4, -1), (7, 1)):
-        with wl.connect(threads=1) as cluster:
+    for cuts, order, how in ((1, 1, lambda: wl.connect(threads=1)), (1, 1, connect), (4, -1, connect), (7, 1, connect)):
+        with how() as cluster:
             table = cluster.table("t", 5, rule=rule, init=wl.Normal())
             table.pull(keys[: 40 * cuts])  # a pull leaves no trace
             for step in range(3):

@@ -11,11 +11,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import SHARD
+from helpers import SHARD, Connect, new_app
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import windlass as wl
+from windlass.testing import Servers
 
 START = 0.5  # what every weight starts with; int64 starts with 0
 Apply = Callable[[np.ndarray, np.ndarray, np.ndarray], None]  # weights, state, gradient: rows of each, in place
@@ -173,9 +175,9 @@ def as_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 class Machine(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, connect: Connect = lambda: wl.connect(threads=2)) -> None:
         super().__init__()
-        self.cluster = wl.connect(threads=2)
+        self.cluster = connect()
         self.tensors: list[TensorModel] = []
         self.tables: list[TableModel] = []
 
@@ -313,3 +315,11 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(3600)
 class TestOracle(Machine.TestCase):  # type: ignore[misc, name-defined]
     """Runs the machine; --accurate gives it longer."""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_the_oracle_holds_on_servers(pair_of: Callable[[str], Servers], kind: str):
+    pair = pair_of(kind)
+    fewer = settings(max_examples=settings.default.max_examples // 8)
+    run_state_machine_as_test(lambda: Machine(lambda: pair.connect(app=new_app())), settings=fewer)
