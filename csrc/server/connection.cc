@@ -250,7 +250,7 @@ class Incoming final : public Helped {
       wire::Part part;
       uint64_t staged = 0;
       for (;;) {
-        if (!from_->has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
+        if (!shared && !from_->has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
         if (!next(&part, &staged)) break;
         if (!lend(part, &lent)) {
           lent.flush();

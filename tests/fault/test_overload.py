@@ -48,6 +48,6 @@ def test_requests_that_could_not_begin_take_no_memory():
 @KINDS
 def test_pushes_to_a_server_slowed_ten_times_take_bounded_memory_on_both_sides(kind: str, accurate: bool):
     seen = figures_of(f"against_slow({kind!r}, 'large', seconds={30 if accurate else 3})")
-    assert seen["applied"] == seen["begun"] > 10
+    assert seen["applied"] == seen["begun"] > 3
     assert seen["grown_bytes"] < KEPT_BYTES_MAX + ROOM_BYTES
     assert seen["server_grown_bytes"] < ROOM_BYTES
