@@ -13,6 +13,11 @@ def set_errors(errors: list) -> None:
     The exception class of every code, in order; the caller keeps the list.
     """
 
+def quiet_leaks() -> None:
+    """
+    For the child of a fork: what the parent's other threads held is nobody's there.
+    """
+
 def isa() -> str:
     """The instruction set the kernels use."""
 

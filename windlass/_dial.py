@@ -100,6 +100,9 @@ class Dialer:
         self._links.lost(server, ERRORS.index(type(error)), str(error))
 
 
+os.register_at_fork(after_in_child=_core.quiet_leaks)
+
+
 @atexit.register
 def _end_all() -> None:
     """Ends the threads of clusters that were let go and never closed, or of which something is still kept.

@@ -30,6 +30,9 @@ NB_MODULE(_core, m) {
   m.def(
       "set_errors", [](nb::list errors) { g_errors = errors; }, nb::arg("errors"),
       "The exception class of every code, in order; the caller keeps the list.");
+  m.def(
+      "quiet_leaks", [] { nb::set_leak_warnings(false); },
+      "For the child of a fork: what the parent's other threads held is nobody's there.");
   m.def("isa", [] { return windlass::kernels().isa; }, "The instruction set the kernels use.");
   m.def("isa_complaint", &windlass::isa_complaint, "What is wrong with WINDLASS_ISA, or nothing.");
   m.def(

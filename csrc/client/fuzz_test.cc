@@ -73,7 +73,13 @@ class Victim {
 
  private:
   Status one(int64_t deadline) {
-    switch (random_.below(8)) {
+    if (random_.below(40) == 0) {  // seldom: who believes in more objects than come waits for them
+      std::vector<Placed> all;
+      uint64_t x = 0;
+      WL_RETURN_IF_ERROR(worker_.session->list(deadline, &all));
+      return worker_.session->fingerprint(deadline, &x);
+    }
+    switch (random_.below(7)) {
       case 0: return dense(true, false, deadline);
       case 1: return dense(false, true, deadline);
       case 2: return dense(true, true, deadline);
@@ -83,18 +89,12 @@ class Victim {
         uint64_t x = 0;
         return random_.below(2) == 0 ? table_->rows(deadline, &x) : tensor_->fingerprint(deadline, &x);
       }
-      case 6: {
+      default: {
         TableClient::Cursor cursor;
         std::vector<uint64_t> found;
         std::vector<float> weights;
         cursor.shard = 250;
         return table_->scan(&cursor, 50, deadline, &found, &weights);
-      }
-      default: {
-        std::vector<Placed> all;
-        const Status status = worker_.session->list(deadline, &all);
-        uint64_t x = 0;
-        return status.ok() ? worker_.session->fingerprint(deadline, &x) : status;
       }
     }
   }
@@ -150,7 +150,7 @@ bool spared(const std::string& bytes) {
 }  // namespace
 
 TEST(a_client_survives_mutated_answers) {
-  const uint64_t rounds = (test::accurate() ? 200'000 : 3'000) / test::kSlowness;
+  const uint64_t rounds = (test::accurate() ? 200'000 : 2'000) / test::kSlowness;
   Mutator mutator(test::seed());
   std::atomic<uint64_t> mutated{0};
   std::atomic<bool> kind{false};

@@ -910,6 +910,33 @@ TEST(claimed_lengths_take_no_memory) {
   CHECK(eventually([&] { return f.host.connections() == 1; }));
 }
 
+// Nor does it take the room of those who really send.
+TEST(a_large_part_that_never_comes_does_not_hold_up_others) {
+  Fixture f;
+  constexpr uint64_t kMany = 1 << 20;  // 4 MiB in one shard: a row is not divided
+  const Map map = f.peer.made(a_tensor("large", {1, kMany}));
+  std::vector<std::unique_ptr<Peer>> liars;
+  for (const uint64_t claimed : {limits::kNumbersBytesMax, limits::kHugePartBytes, limits::kHugePartBytes,
+                                 limits::kHugePartBytes, limits::kHugePartBytes}) {
+    liars.push_back(std::make_unique<Peer>(Peer::greeted(f.host, "liar" + std::to_string(liars.size()))));
+    Frame push = on_whole(Op::kPush, map, 0, 1);
+    liars.back()->stamp(&push);
+    std::string bytes = push.bytes();
+    wire::Header h = push.header;
+    wire::Part p = push.parts[0].part;
+    h.parts = 1;
+    p.numbers_bytes = claimed;
+    h.length = sizeof p + p.bytes();
+    wire::encode(h, reinterpret_cast<std::byte*>(bytes.data()));
+    wire::encode(p, reinterpret_cast<std::byte*>(bytes.data()) + sizeof h);
+    CHECK(liars.back()->send(bytes + std::string(100, 'x')));
+    CHECK(liars.back()->quiet(20));
+  }
+  const uint64_t request = f.peer.start(on_whole(Op::kPush, map, 0, 1, floats(kMany, 1)));
+  const std::vector<FramePart> answer = f.peer.finish(request, 1, 10'000);
+  CHECK(answer.size() == 1 && answer[0].status().ok());
+}
+
 TEST(what_waits_is_answered_without_memory_for_what_it_claimed) {
   if (test::kSanitized) return;
   Fixture f;
