@@ -187,8 +187,8 @@ class Stream {
       CHECK_OK(wire::decode(head, &part.part));
       CHECK(left >= sizeof head + part.part.bytes());
       left -= sizeof head + part.part.bytes();
-      part.items = receive_padded(part.part.items_bytes);
-      part.numbers = receive_padded(part.part.numbers_bytes);
+      if (!receive_padded(part.part.items_bytes, &part.items)) return false;
+      if (!receive_padded(part.part.numbers_bytes, &part.numbers)) return false;
       if (!part.items.empty()) CHECK_EQ(crc32c(part.items.data(), part.items.size()), part.part.items_crc);
       if (!part.numbers.empty() && (frame->header.flags & wire::kChecksummed) != 0)
         CHECK_EQ(crc32c(part.numbers.data(), part.numbers.size()), part.part.numbers_crc);
@@ -214,12 +214,12 @@ class Stream {
   }
 
  private:
-  std::string receive_padded(uint64_t bytes) {
-    std::string text(wire::padded(bytes), '\0');
-    CHECK(receive(text.data(), text.size()));
-    for (size_t i = bytes; i < text.size(); ++i) CHECK_EQ(text[i], 0);
-    text.resize(bytes);
-    return text;
+  bool receive_padded(uint64_t bytes, std::string* text) {
+    text->resize(wire::padded(bytes));
+    if (!receive(text->data(), text->size())) return false;
+    for (size_t i = bytes; i < text->size(); ++i) CHECK_EQ((*text)[i], 0);
+    text->resize(bytes);
+    return true;
   }
 
   int fd_ = -1;
