@@ -224,6 +224,9 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   int64_t now = os::now_ns();
   int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
   bool rest = false;  // the answer has begun to arrive
+  for (const Lane* lane : lanes) {
+    if (!lane->connected()) return;
+  }
   for (;;) {
     const bool awake = now < spin_end;
     if (!awake || rest) {
@@ -279,7 +282,13 @@ void Links::say_goodbye() {
 }
 
 Hello Links::hello(const Lane& lane) const {
-  return {rank_, world_size_, lane.number(), lane.server(), app_, servers_};
+  return {.rank = rank_,
+          .world_size = world_size_,
+          .lane = lane.number(),
+          .index = lane.server(),
+          .known = peers_[lane.server()].incarnation,
+          .app = app_,
+          .servers = servers_};
 }
 
 }  // namespace windlass

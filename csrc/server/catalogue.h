@@ -19,6 +19,7 @@ class Catalogue {
  public:
   // The list of servers is what the first client says it is; one that differs is refused.
   Status join(const std::vector<std::string>& servers);
+  bool empty() const { return by_name_.empty(); }
   uint32_t servers() const { return static_cast<uint32_t>(servers_.size()); }
 
   // Creates the object, or opens it if its spec is the same.

@@ -69,6 +69,12 @@ size_t Host::guests() {
 Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                      uint64_t incarnation, std::shared_ptr<Guest>* out) {
   std::lock_guard lock(mutex_);
+  const auto known = guests_.find(key);
+  if (known == guests_.end() && hello.known == incarnation_) {
+    return Status(Code::kServerLost, "the session was away for long and has been forgotten; connect() again");
+  }
+  // A list that was mistyped must not bind a server for good.
+  if (known == guests_.end() && unused()) catalogue_ = Catalogue();
   const bool first = catalogue_.servers() == 0;
   WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
   if (first) index_ = hello.index;
@@ -76,7 +82,7 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
     return Status(Code::kSpecMismatch, "servers: this one is number " + std::to_string(index_) +
                                            " of the list, not number " + std::to_string(hello.index));
   }
-  if (guests_.size() >= limits::kGuestsMax && guests_.count(key) == 0) forget_one();
+  if (guests_.size() >= limits::kGuestsMax && known == guests_.end()) forget_one();
   std::shared_ptr<Guest>& guest = guests_[key];
   if (guest == nullptr) {
     auto made = std::make_shared<Guest>();
@@ -105,6 +111,16 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
   ++guest->connections;
   *out = guest;
   return {};
+}
+
+// Whether nothing is kept here and nobody is there who could want anything.
+bool Host::unused() {
+  if (!catalogue_.empty()) return false;
+  for (const auto& [key, guest] : guests_) {
+    if (guest->connections != 0) return false;
+  }
+  std::shared_lock lock(objects_mutex_);
+  return std::all_of(objects_.begin(), objects_.end(), [](const auto& object) { return object == nullptr; });
 }
 
 // Clients that are killed say no goodbye. The one that has been away for longest is not waited for any more.

@@ -80,6 +80,7 @@ class Host {
  private:
   void ended(Connection* connection);
   void forget_one();
+  bool unused();
 
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;

@@ -272,9 +272,25 @@ TEST(lists_of_servers_must_agree) {
   CHECK_OK(peer.hello(hello_as()));  // and a second hello changes nothing
   CHECK_EQ(f.host.guests(), 2u);
   Host other(1, kNoLimit);
+  {
+    const Peer mistyped = Peer::greeted(other, "mistyped", 0, hello_as(0, "app", {"x:1", "z:2"}, 0));
+  }
+  CHECK(eventually([&] { return other.connections() == 0; }));
   Peer first = Peer::greeted(other, "a", 0, hello_as(0, "app", {"x:1", "y:2"}, 1));
   Peer second(other, "b");
   CHECK_CODE(second.hello(hello_as(0, "app", {"x:1", "y:2"}, 0)), Code::kSpecMismatch);
+}
+
+// One that was forgotten has records that nobody keeps any more: what it sends again could be applied twice.
+TEST(a_session_that_comes_back_must_be_known) {
+  Fixture f;
+  Hello hello = hello_as();
+  hello.known = f.host.incarnation();
+  Peer forgotten(f.host, "forgotten");
+  CHECK_CODE(forgotten.hello(hello), Code::kServerLost);
+  Peer back(f.host, "key", f.peer.session);
+  CHECK_OK(back.hello(hello));
+  CHECK_EQ(f.host.guests(), 1u);
 }
 
 TEST(apps_have_numbers_and_sessions_share_them) {

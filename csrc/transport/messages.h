@@ -18,6 +18,7 @@ struct Hello {
   uint32_t world_size = 1;
   uint8_t lane = 0;
   uint32_t index = 0;  // of this server in the list
+  uint64_t known = 0;  // the incarnation of the server that welcomed this session before; 0: none did
   std::string app;
   std::vector<std::string> servers;
 };

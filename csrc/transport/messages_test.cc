@@ -25,12 +25,13 @@ Hello some_hello(test::Random* random) {
   h.servers.resize(1 + random->below(random->below(20) == 0 ? limits::kServersMax : 8));
   for (std::string& s : h.servers) s = some_name(random) + ":" + std::to_string(random->below(65536));
   h.index = static_cast<uint32_t>(random->below(h.servers.size()));
+  h.known = random->next();
   return h;
 }
 
 bool same(const Hello& a, const Hello& b) {
   return a.rank == b.rank && a.world_size == b.world_size && a.lane == b.lane && a.index == b.index && a.app == b.app &&
-         a.servers == b.servers;
+         a.servers == b.servers && a.known == b.known;
 }
 
 ObjectSpec some_spec(test::Random* random) {
