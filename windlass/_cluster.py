@@ -19,7 +19,7 @@ from windlass._address import Address
 from windlass._arrays import as_numpy, core_dtype
 from windlass._dial import Dialer
 from windlass._errors import InvalidArgument, WindlassError
-from windlass._handshake import load_token
+from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
 from windlass._table import Table
@@ -124,8 +124,11 @@ class Remote:
             raise InvalidArgument(f"connect: app must be 1 to 256 bytes of printable text without '/', not {app!r}")
         if not failure_timeout > 0:
             raise InvalidArgument(f"connect: failure_timeout must be above 0 seconds, not {failure_timeout}")
-        secret = token.encode() if isinstance(token, str) else load_token() if token is None else token
-        return cls(addresses, app, (secret or b"").strip(), failure_timeout, checksums)
+        if token is not None and not isinstance(token, (str, bytes)):
+            raise InvalidArgument(f"connect: token must be a string or bytes, not {type(token).__name__}")
+        secret = token.encode() if isinstance(token, str) else token
+        secret = load_token() if secret is None else check_token(secret, "connect: token")
+        return cls(addresses, app, secret or b"", failure_timeout, checksums)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
         """A cluster on the servers, once all connections are up."""

@@ -12,13 +12,15 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 
 from windlass import _core
 from windlass._address import Address, dial
-from windlass._errors import ERRORS, AccessDenied, InvalidArgument, ProtocolError, ServerLost, WindlassError
+from windlass._errors import ERRORS, AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError
 from windlass._handshake import greet
 
 _ATTEMPT_SECONDS = 2.0
+_CLOSE_SECONDS = 5.0
 _PAUSE_SECONDS = (0.005, 0.2)  # between attempts: the first, and the most it grows to
 _dialers: "weakref.WeakSet[Dialer]" = weakref.WeakSet()
 
@@ -37,6 +39,7 @@ class Dialer:
         self._dialing: set[socket.socket] = set()
         self._process = os.getpid()
         self._lost: set[int] = set()  # servers that were given up
+        self._insisting: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="windlass-dial", daemon=True)
         self._thread.start()
         _dialers.add(self)
@@ -47,22 +50,28 @@ class Dialer:
         for sock in list(self._dialing):  # whoever waits for a server that does not speak stops waiting
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        if self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in (self._thread, *list(self._insisting)):
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _run(self) -> None:
         while (wanted := self._links.need_dial()) is not None:
             begun = time.monotonic()
             if not self._try(*wanted, begun):
                 # Others must not wait for one that is slow to come back.
-                again = (*wanted, begun)
-                threading.Thread(target=self._insist, args=again, name="windlass-redial", daemon=True).start()
+                again = threading.Thread(
+                    target=self._insist, args=(*wanted, begun), name="windlass-redial", daemon=True
+                )
+                self._insisting.add(again)
+                again.start()
         self._closed.set()
 
     def _insist(self, server: int, lane: int, begun: float) -> None:
         pause = _PAUSE_SECONDS[0]
         while not self._closed.wait(pause) and not self._try(server, lane, begun):
             pause = min(2 * pause, _PAUSE_SECONDS[1])
+        self._insisting.discard(threading.current_thread())
 
     def _try(self, server: int, lane: int, begun: float) -> bool:
         """One attempt. True when there is nothing more to do."""
@@ -72,7 +81,7 @@ class Dialer:
         left = begun + self._failure_timeout - time.monotonic()
         deadline = time.monotonic() + min(_ATTEMPT_SECONDS, max(left, 0.01))
         try:
-            with self._locks[server]:  # the second lane joins the session of the first
+            with self._turn(server, deadline):
                 sock = dial(address, deadline)
                 self._dialing.add(sock)
                 try:
@@ -94,6 +103,16 @@ class Dialer:
             message = f"{address} has been out of reach for {self._failure_timeout:g} s: {error}"
             self._give_up(server, ServerLost(message))
         return True
+
+    @contextlib.contextmanager
+    def _turn(self, server: int, deadline: float) -> Iterator[None]:
+        """One lane at a time: the second joins the session of the first."""
+        if not self._locks[server].acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            raise Timeout(f"connect to {self._servers[server]}: no welcome within the time allowed")
+        try:
+            yield
+        finally:
+            self._locks[server].release()
 
     def _give_up(self, server: int, error: WindlassError) -> None:
         self._lost.add(server)

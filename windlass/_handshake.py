@@ -58,6 +58,11 @@ def load_token(file: pathlib.Path | None = None) -> bytes | None:
         text = os.environb[b"WINDLASS_TOKEN"]
     else:
         return None
+    return check_token(text, where)
+
+
+def check_token(text: bytes, where: str) -> bytes:
+    """The token without white space around it. Raises if it is none, and says where it came from."""
     token = text.strip()
     if not token:
         raise InvalidArgument(f"{where}: a token was expected, but it is empty")

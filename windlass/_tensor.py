@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -186,10 +187,12 @@ class Tensor:
         target, result = self._target(out, dtype, False)
         since = newer_than if isinstance(newer_than, _core.Version) else None
         seconds = self._cluster._timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         version, changed = self._core.pull_newer(target, self._rows, since, seconds)
         if out is None and since is not None and changed:
             # A fresh array has nothing of the earlier pull: fetch the shards that were left out, too.
-            version, _ = self._core.pull_newer(target, self._rows, None, seconds)
+            left = max(deadline - time.monotonic(), 0.0)
+            version, _ = self._core.pull_newer(target, self._rows, None, left)
         return Pulled(result if out is not None or changed else None, version, changed)
 
     # -- push ------------------------------------------------------------------------------------------------------

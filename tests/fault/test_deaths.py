@@ -283,6 +283,21 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Servers]:
         yield servers
 
 
+@KINDS
+def test_stopped_a_server_is_given_up_in_time_once_its_connections_are_gone(kind: str):
+    """The kernel accepts for it, and nobody answers."""
+    with Servers(1, kind=kind, threads=1) as servers, Proxy(servers.addresses[0]) as proxy:
+        cluster = wl.connect(servers=[proxy.address], timeout=20, failure_timeout=LOST_S)
+        tensor = int64(cluster, "w", 10)
+        with stopped(servers, 0):
+            proxy.cut()
+            timed(tensor.pull, wl.ServerLost, LOST_S)
+            started = time.monotonic()
+            with contextlib.suppress(wl.ServerLost):
+                cluster.close()
+            assert time.monotonic() - started < LATE_S
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_stopped_a_server_is_a_timeout_in_time_and_what_was_pushed_is_applied_once(pair: Servers, name: str):
     with pair.connect(timeout=20, app=new_app()) as cluster:

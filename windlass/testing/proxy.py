@@ -133,6 +133,12 @@ class Proxy:
         """Lets it flow again."""
         self._control.flow.set()
 
+    def cut(self) -> None:
+        """Cuts the connections there are."""
+        with self._lock:
+            for connection in self._connections:
+                connection.cut()
+
     def refuse(self) -> None:
         """Closes new connections at once. Those there are go on."""
         self._refusing = True
