@@ -32,7 +32,7 @@ class Future(Generic[T]):
         return self._result()
 
     def cancel(self) -> bool:
-        """Takes back what has not been begun; True when that was all of it.
+        """Takes back what has not been begun; True when that was all of it, also when asked again.
 
         A shard gets its part of a push or never will. Where anything was taken back, ``wait()`` raises Cancelled.
         """

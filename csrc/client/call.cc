@@ -83,6 +83,8 @@ Status Call::finish(int64_t deadline_ns) {
     let_go();
   } else if (ordinary_) {
     cancel();
+  } else if (!pushes()) {
+    give_way();
   }
   return Status(Code::kTimeout, what() + ": not done in time" + where() +
                                     (goes_on    ? "; the push goes on"
@@ -110,11 +112,12 @@ std::string Call::where() const {
 }
 
 bool Call::take_back() {
-  if (done()) return false;
+  if (!stay_open()) return taken_back_;
   bool any = false;
   const bool all = take_back(&any);
-  if (any) fail(Status(Code::kCancelled, what() + ": cancelled"));
-  return all;
+  if (all) taken_back_ = true;
+  end_away(any ? Status(Code::kCancelled, what() + ": cancelled") : Status());
+  return taken_back_;
 }
 
 bool Call::take_back(bool* any) { return cancel_queued(any); }

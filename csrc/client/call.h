@@ -59,7 +59,8 @@ class Call : public Work {
   Status wait(int64_t deadline_ns);
   // The future is gone: an error from now on is for the next caller.
   void drop();
-  // Takes back what has not been begun; true when that was all of it. Something taken back ends with kCancelled.
+  // Takes back what has not been begun; true when that was all of it, now or before. Something taken back ends with
+  // kCancelled.
   bool take_back();
 
   std::string what() const { return what_.text(); }
@@ -72,8 +73,9 @@ class Call : public Work {
   virtual void admitted() {}  // once, when nothing can refuse the request any more and before its first part runs
   virtual bool pushes() const { return false; }
   virtual bool take_back(bool* any);  // what has not been begun: whether that was all, whether it was anything
-  virtual std::string stuck() const { return ""; }       // where a request that is late is
-  virtual uint64_t kept_besides() const { return 0; }    // bytes that a copy needs beyond the larger array
+  virtual std::string stuck() const { return ""; }     // where a request that is late is
+  virtual uint64_t kept_besides() const { return 0; }  // bytes that a copy needs beyond the larger array
+  virtual void give_way() {}  // a pull into registered arrays is late: what has not left need not leave
   virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are
   bool answers() const { return answers_; }              // false: nobody waits for the output any more
   bool ordinary() const { return ordinary_; }            // some array is not registered
@@ -92,6 +94,7 @@ class Call : public Work {
   uint64_t bytes_ = 0;                   // of the larger array
   std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
   std::atomic<bool> answers_{true};
+  std::atomic<bool> taken_back_{false};  // all of it
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
   enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
   std::string where() const;

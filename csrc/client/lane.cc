@@ -57,7 +57,7 @@ void Lane::submit(const Ref<Trip>& trip) {
   }
   if (!failed.ok()) {
     trip->status = failed;
-    finish(trip);
+    conclude(trip);
   }
 }
 
@@ -113,7 +113,7 @@ void Lane::pump_send() {
       }
     }
   }
-  if (ended) finish(ended);
+  if (ended) conclude(ended);
 }
 
 // Prepares what goes into the next system calls; false when there is nothing to send.
@@ -235,7 +235,12 @@ void Lane::rebase(const std::byte* from, size_t bytes, const std::byte* to) {
 }
 
 void Lane::abandon(const Trip& trip) {
-  if (in_trip_.get() != &trip || landed_ == nullptr || stage_ != kNumbers) return;
+  if (in_trip_.get() != &trip || landed_ == nullptr || stage_ < kNumbers) return;
+  if (stage_ == kPad) {
+    landed_ = nullptr;
+    discarded_ = true;
+    return;
+  }
   std::byte* const elsewhere = in_numbers_.room(wire::padded(in_part_.numbers_bytes));
   if (elsewhere == nullptr) {
     os::shut_down(fd());
@@ -245,6 +250,22 @@ void Lane::abandon(const Trip& trip) {
   landed_ = nullptr;
   discarded_ = true;
   target_ = elsewhere;
+}
+
+bool Lane::withdraw(const Ref<Trip>& trip, bool begun, const Status& status) {
+  std::lock_guard receiving(receiving_);
+  {
+    std::lock_guard lock(mutex_);
+    if (outbox_.find(trip->header.request) == nullptr || (trip->begun && !begun)) return false;
+    abandon(*trip);
+    if (trip->status.ok()) trip->status = status;
+  }
+  if (in_trip_.get() == trip.get()) {
+    in_trip_ = Ref<Trip>();
+    in_trip_part_ = nullptr;
+  }
+  finish(trip);
+  return true;
 }
 
 // ---- who looks after it -------------------------------------------------------------------------------------------
@@ -351,18 +372,19 @@ void Lane::say_goodbye() {
 }
 
 void Lane::fail(const Status& status) {
-  std::vector<Ref<Trip>> ended;
+  std::vector<Ref<Trip>> ended, unanswered;
   {
     std::scoped_lock lock(receiving_, mutex_);
     if (!failed_.ok()) return;
     failed_ = status;
     disconnect(&ended);
-    outbox_.each([&](uint64_t, const Ref<Trip>& trip) { ended.push_back(trip); });
+    outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
+      if (trip->status.ok()) trip->status = status;
+      unanswered.push_back(trip);
+    });
   }
-  for (const Ref<Trip>& trip : ended) {
-    if (trip->status.ok()) trip->status = status;
-    finish(trip);
-  }
+  for (const Ref<Trip>& trip : ended) conclude(trip);
+  for (const Ref<Trip>& trip : unanswered) finish(trip);
 }
 
 // With both locks; *ended gets what was only waiting for its frame to be out. Whoever polls the socket is woken first
@@ -391,21 +413,21 @@ void Lane::tear_down(const std::string& why) {
     std::lock_guard lock(mutex_);
     disconnect(&ended);
   }
-  for (const Ref<Trip>& trip : ended) finish(trip);
+  for (const Ref<Trip>& trip : ended) conclude(trip);
   links_.want_dial(*this, why);
 }
 
 void Lane::finish(const Ref<Trip>& trip) {
   {
     std::lock_guard lock(mutex_);
-    if (sending_.get() == trip.get()) {  // it is being sent again; its numbers are needed until that is done
-      trip->ends_later = true;
-      outbox_.answered(trip->header.request);
-      return;
-    }
-    outbox_.answered(trip->header.request);
+    if (!outbox_.answered(trip->header.request)) return;  // it has ended before
+    trip->ends_later = sending_.get() == trip.get();
+    if (trip->ends_later) return;
   }
-  if (!trip->owner) return;  // it has ended before
+  conclude(trip);
+}
+
+void Lane::conclude(const Ref<Trip>& trip) {
   const Ref<Work> owner = std::move(trip->owner);
   links_.trip_over(server_);
   trip->cargo->over(trip->status);
@@ -571,8 +593,9 @@ bool Lane::end_part() {
   }
   if (in_header_.request == kHelloRequest && in_header_.operation() == Op::kHello) return welcomed(code);
   if (in_header_.operation() == Op::kAsk) return heard(code);
-  if (in_trip_part_ == nullptr) return true;  // answered before
-  if (code == Code::kCorrupt || code == Code::kOutOfSequence) {
+  if (in_trip_part_ == nullptr) return true;      // answered before
+  if (code == Code::kOutOfSequence) return true;  // lost, as it were: the next question finds that out
+  if (code == Code::kCorrupt) {
     std::lock_guard lock(mutex_);
     outbox_.again(in_header_.request);
     return true;
@@ -585,7 +608,9 @@ bool Lane::end_part() {
     in_trip_->status = Status(code, links_.servers()[server_] + ": " + wire::printable(in_items_));
   }
   in_trip_part_->answered = true;
-  if (--in_trip_->unanswered == 0) finish(in_trip_);
+  if (--in_trip_->unanswered != 0) return true;
+  finish(in_trip_);
+  in_trip_ = Ref<Trip>();  // what else the frame has is nobody's
   return true;
 }
 

@@ -77,6 +77,9 @@ class Lane {
   void rebase(const std::byte* from, size_t bytes, const std::byte* to);
   // With the hold: what is arriving for the trip must not go into the caller's memory any more.
   void abandon(const Trip& trip);
+  // Ends a trip that changes nothing on the server: it is not sent, or its answer is not waited for. False when it has
+  // begun, unless `begun` may be ended as well, or is over.
+  bool withdraw(const Ref<Trip>& trip, bool begun, const Status& status);
   // Whether none of the trip has left yet; `change` runs if so.
   template <class F>
   bool change_unsent(Trip& trip, F change) {
@@ -112,8 +115,9 @@ class Lane {
   void tear_down(const std::string& why);
   // With both.
   void disconnect(std::vector<Ref<Trip>>* ended);
-  // With neither, or with receiving_.
+  // With neither, or with receiving_. A trip that is being sent again ends later: its numbers are needed until then.
   void finish(const Ref<Trip>& trip);
+  void conclude(const Ref<Trip>& trip);
 
   Links& links_;
   const uint32_t server_;

@@ -27,8 +27,6 @@ using test::soon;
 using test::sums;
 using wire::Op;
 
-constexpr bool kKnownLeadsDownLane = true;  // Links::lead() polls fd -1 for kAskMs before it looks at connected()
-
 constexpr uint64_t kRows = 40, kRow = 2000;  // of the tensor: int64 in 10 shards
 constexpr uint64_t kKeys = 2000;
 constexpr uint32_t kDim = 8;
@@ -417,7 +415,6 @@ TEST(a_window_is_full_when_so_many_are_without_an_answer) {
 
 // Who waits must not sleep on a lane that is down: the quickest of many is much quicker than the next look around.
 TEST(a_request_that_finds_its_lane_down_goes_out_as_soon_as_it_is_up) {
-  if (kKnownLeadsDownLane) return;
   Hosts hosts(1);
   Joined worker(hosts);
   const auto t = small(worker, "w");

@@ -71,6 +71,17 @@ bool Remote::take_back(bool* any) {
   return all;
 }
 
+bool Remote::withdraw(bool begun, const Status& status, bool* any) {
+  bool all = true;
+  *any = false;
+  for (size_t i = 0; i < trips_.size(); ++i) {
+    const bool taken = lanes_[i]->withdraw(trips_[i], begun, status);
+    all = all && taken;
+    *any = *any || taken;
+  }
+  return all;
+}
+
 Status Exchange::ask(wire::Op op, uint32_t server, const std::string& body, const std::string& what,
                      int64_t deadline_ns) {
   body_ = body;
@@ -98,7 +109,10 @@ Status Exchange::go(const std::string& what, int64_t deadline_ns) {
   submit(this);
   set_off(How::kWait);
   if (!wait_until(deadline_ns)) {
-    return Status(Code::kTimeout, what + ": not done in time; " + stuck());
+    const Status late(Code::kTimeout, what + ": not done in time; " + stuck());
+    bool any = false;
+    withdraw(true, late, &any);
+    return late;
   }
   const Status s = status();
   return s.ok() ? s : Status(s.code(), what + ": " + s.message());

@@ -63,6 +63,8 @@ class Remote : public Cargo {
   }
   // Turns what has not left yet into empty pushes; true when that was everything, *any when it was something.
   bool take_back(bool* any);
+  // The same for a request that changes nothing, whose trips then end with this status; `begun`: whatever has left.
+  bool withdraw(bool begun, const Status& status, bool* any);
   uint32_t trips() const { return static_cast<uint32_t>(trips_.size()); }
 
   const std::shared_ptr<Links> links_;

@@ -23,15 +23,25 @@ class RemoteTableCall final : public TableCall, public Remote {
   // Work.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
   void let_go() override { keep_input(true); }
-  void cancel() override { keep_input(true); }
+  void cancel() override {
+    if (pushes_ || erase_) return keep_input(true);
+    withdraw_all(true);
+  }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
 
   // Call.
   bool always_goes_on() const override { return true; }
+  void give_way() override {
+    if (!erase_) withdraw_all(false);
+  }
   uint64_t kept_besides() const override { return groups_.total() * (sizeof(Keyed) + sizeof(uint32_t)); }
   std::string stuck() const override { return Remote::stuck(); }
-  bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
+  bool take_back(bool* any) override {
+    if (pushes_) return Remote::take_back(any);
+    if (erase_) return false;
+    return withdraw(false, Status(Code::kCancelled, what() + ": cancelled"), any);
+  }
   Status launch(How how, int64_t deadline_ns) override {
     const bool numbered = pushes_ || erase_;
     const wire::Op op = erase_                   ? wire::Op::kErase
@@ -207,6 +217,10 @@ class RemoteTableCall final : public TableCall, public Remote {
         kernels().combine(combine, row, one.data(), dim);
       }
     }
+  }
+  void withdraw_all(bool begun) {
+    bool any = false;
+    withdraw(begun, Status(Code::kCancelled, what() + ": cancelled"), &any);
   }
   void keep_input(bool under_way) {
     const void* const from = arrays_.in;

@@ -19,14 +19,21 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   // Work.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
   void let_go() override { keep_input(true); }
-  void cancel() override { keep_input(true); }
+  void cancel() override {
+    if (pushes_) return keep_input(true);
+    withdraw_all(true);
+  }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
 
   // Call.
   bool always_goes_on() const override { return true; }
+  void give_way() override { withdraw_all(false); }
   std::string stuck() const override { return Remote::stuck(); }
-  bool take_back(bool* any) override { return pushes_ && Remote::take_back(any); }
+  bool take_back(bool* any) override {
+    if (pushes_) return Remote::take_back(any);
+    return withdraw(false, Status(Code::kCancelled, what() + ": cancelled"), any);
+  }
   Status launch(How how, int64_t deadline_ns) override {
     const wire::Op op = !pushes_ ? wire::Op::kPull : arrays_.out == nullptr ? wire::Op::kPush : wire::Op::kPushPull;
     make_trips({.op = op,
@@ -143,6 +150,10 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       const uint64_t at = row->at - begin->at + (it->first - row->first);
       std::memcpy(static_cast<std::byte*>(arrays_.out) + it->at * size, from + at * size, it->n * size);
     }
+  }
+  void withdraw_all(bool begun) {
+    bool any = false;
+    withdraw(begun, Status(Code::kCancelled, what() + ": cancelled"), &any);
   }
   // The caller has its array back: what is still needed of it is copied. `under_way`: lanes may be using it.
   void keep_input(bool under_way) {

@@ -100,6 +100,14 @@ void Work::begin_away(uint32_t parts) {
   unfinished_.store(parts, std::memory_order_relaxed);
 }
 
+bool Work::stay_open() {
+  uint32_t left = unfinished_.load(std::memory_order_relaxed);
+  while (left != 0) {
+    if (unfinished_.compare_exchange_weak(left, left + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 void Work::end_away(const Status& status) {
   if (!status.ok()) fail(status);
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {

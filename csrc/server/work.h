@@ -56,6 +56,8 @@ class Work : public Helped {
   ~Work() override = default;
 
   void set_parts(uint32_t n);
+  // It is not done before end_away(), whatever ends meanwhile; false when it is done.
+  bool stay_open();
   // Takes back parts that nobody has begun; true when those were all, *any when there were some.
   bool cancel_queued(bool* any);
   void fail(const Status& status);

@@ -44,11 +44,12 @@ class Outbox {
     const auto it = all_.find(id);
     return it == all_.end() ? nullptr : &it->second.what;
   }
-  void answered(uint64_t id) {
+  bool answered(uint64_t id) {  // false: it is gone already
     const auto it = all_.find(id);
-    if (it == all_.end()) return;
+    if (it == all_.end()) return false;
     if (!it->second.sent) --queued_;
     all_.erase(it);
+    return true;
   }
 
   // The connection broke: whatever was sent may not have arrived.

@@ -425,7 +425,7 @@ def test_a_port_that_never_greets_is_a_lost_server(says: bytes | None):
 def test_a_wrong_token_is_access_denied_at_once(kind: str, monkeypatch: pytest.MonkeyPatch):
     with Servers(2, kind=kind, threads=1, token="right") as servers:
         servers.connect().close()
-        for token in ("another", "", None):
+        for token in ("another", b"right\xff", None):
             with takes(0, 3), pytest.raises(wl.AccessDenied) as caught:
                 servers.connect(token=token)
             assert "right" not in str(caught.value)
@@ -435,6 +435,26 @@ def test_a_wrong_token_is_access_denied_at_once(kind: str, monkeypatch: pytest.M
         servers.connect().close()
         with pytest.raises(wl.AccessDenied):
             servers.connect(token=None)
+
+
+def test_a_token_that_is_none_is_refused_before_anything_is_sent():
+    for token, wrong in (("", "empty"), (b" \n", "empty"), ("a\0b", "NUL"), (4097 * b"x", "at most"), (7, "int")):
+        with pytest.raises(wl.InvalidArgument, match=f"connect: token.*{wrong}"):
+            wl.connect(servers=["127.0.0.1:1"], token=token)
+
+
+def test_a_list_that_was_mistyped_does_not_bind_a_server():
+    with Servers(2, kind="unix", threads=1) as servers:
+        first, second = servers.addresses
+        for wrong in ([first], [second, first], [first, "unix:@nobody-there"]):
+            with contextlib.suppress(wl.WindlassError), wl.connect(servers=wrong, timeout=0.5, failure_timeout=0.2):
+                pass
+        with servers.connect() as cluster:
+            cluster.tensor("w", (4,), rule=wl.Sum())
+            with pytest.raises(wl.SpecMismatch, match="another list"):
+                wl.connect(servers=[first])
+        with pytest.raises(wl.SpecMismatch, match="another list"):  # there is something now
+            wl.connect(servers=[first])
 
 
 def test_a_token_that_nobody_asked_for_is_access_denied(connect: Connect):
@@ -608,7 +628,7 @@ def test_a_push_that_has_not_begun_can_be_cancelled(cluster: wl.Cluster, pair: S
     for _ in range(2):
         with pytest.raises(wl.Cancelled, match="push of tensor 'w': cancelled"):
             second.wait()
-    assert second.cancel() is False  # it is over
+    assert second.cancel() is True  # as before
     grads[1][:] = 10  # the loan has ended
     tensor.push(grads[1]).wait()  # pushes after one that was taken back are applied
     assert (tensor.pull() == 11).all()
@@ -640,12 +660,39 @@ def test_a_cancelled_push_that_is_dropped_is_nobodys_error(cluster: wl.Cluster, 
     cluster.tick()
 
 
-def test_a_pull_cannot_be_cancelled(cluster: wl.Cluster, pair: Servers):
-    tensor = cluster.tensor("w", (4, SHARD), rule=wl.Sum())
+def test_a_pull_that_is_away_cannot_be_cancelled_and_one_that_is_not_can(cluster: wl.Cluster, pair: Servers):
+    tensor = cluster.tensor("w", (LARGE,), rule=wl.Sum())
+    grad, out = cluster.empty(LARGE), cluster.empty(LARGE)
+    grad[:] = 1
     with stopped(pair):
-        future = tensor.pull_async()
-        assert future.cancel() is False
-    assert not future.wait().any()
+        away = tensor.pull_async()
+        assert away.cancel() is False
+        push = tensor.push(grad)  # more than the sockets take
+        waits = tensor.pull_async(out=out)
+        for _ in range(2):
+            assert waits.cancel() is True
+        with pytest.raises(wl.Cancelled, match="pull of tensor 'w': cancelled"):
+            waits.wait()
+        tensor.push(out).cancel()  # it is not lent any more
+    assert not away.wait().any()
+    push.wait()
+    assert (tensor.pull(out=out) == 1).all()
+
+
+def test_pulls_that_timed_out_take_no_room_from_others(cluster: wl.Cluster, pair: Servers):
+    tensor, table = cluster.tensor("w", (4, SHARD), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
+    out = np.zeros((4, SHARD), FLOAT32)
+    with stopped(pair):
+        for _ in range(200):  # more than may be without an answer
+            with pytest.raises(wl.Timeout, match="waiting for"):
+                tensor.pull(out=out, timeout=0.001)
+            with pytest.raises(wl.Timeout, match="waiting for"):
+                table.pull([1, 2], timeout=0.001)
+        push = tensor.push(out)
+    push.wait()
+    out[:] = -1
+    assert not tensor.pull(out=out).any()
+    assert not table.pull([1, 2]).any()
 
 
 def test_a_registered_array_is_sent_from_where_it_lies(cluster: wl.Cluster, pair: Servers):
