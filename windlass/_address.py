@@ -15,6 +15,7 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _NAME_BYTES_MAX = 107  # what the kernel's sockaddr_un holds behind the leading NUL
 _WAIT_SECONDS_MAX = 86400.0  # infinity is no timeout that a socket takes
+_LOOPBACK_WINDOW_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ def dial(address: Address, deadline: float) -> socket.socket:
 def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        _unpaced(sock, target)
+        _suit_loopback(sock, target)
         while True:
             sock.settimeout(seconds_left(deadline))
             try:
@@ -152,10 +153,15 @@ def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> so
         raise
 
 
-def _unpaced(sock: socket.socket, target: Any) -> None:
-    """Loopback has nothing to congest. BBR, where it is the default, would set a timer for every segment."""
+def _suit_loopback(sock: socket.socket, target: Any) -> None:
+    """Loopback has nothing to congest, and no time in which to learn how large a window should be.
+
+    BBR, where it is the default, would set a timer for every segment. A window that the kernel chooses may stay so
+    small that the sender waits for it half of the time. Both must be set before there is a connection.
+    """
     if sock.family != socket.AF_UNIX and _is(str(target[0]), "is_loopback"):
-        with contextlib.suppress(OSError):  # it must be chosen before there is a connection, or the pacing stays
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_WINDOW_BYTES)
+        with contextlib.suppress(OSError):  # the kernel may have been built without it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
@@ -168,7 +174,7 @@ def listen(address: Address, backlog: int) -> socket.socket:
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _unpaced(sock, target)
+            _suit_loopback(sock, target)
             if family == socket.AF_INET6:  # whoever writes [::] has not written 0.0.0.0
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(target)

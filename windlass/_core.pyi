@@ -275,3 +275,6 @@ def limit_wire_pull(fd: int, request_bytes: int, out: Annotated[NDArray[numpy.fl
 
 def limit_wire_round_trips(fd: int, bytes: int, count: int, spinning: bool, pause: float) -> float:
     """Median seconds of a round trip, each after a pause in seconds."""
+
+def limit_wire_expect_round_trips(fd: int, bytes: int, count: int) -> None:
+    """The caller then makes the round trips itself."""

@@ -69,7 +69,8 @@ inline constexpr int kAskMs = 50;             // without an answer for so long, 
 inline constexpr int kAskMsMax = 2'000;       // and then ever less often
 inline constexpr size_t kReadAheadBytes = 16 << 10;
 inline constexpr size_t kDirectBytesMin = 8 << 10;         // from here on bytes go straight to where they belong
-inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is prepared for one system call
+inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is gathered for one system call
+inline constexpr size_t kSendBytes = size_t{1} << 20;      // what one sends from where it lies: TCP likes it large
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
 // The arena keeps this much freed memory for the next allocation.

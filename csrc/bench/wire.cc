@@ -213,11 +213,16 @@ Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, int r
   });
 }
 
-Status limit_wire_round_trips(int fd, size_t bytes, int count, bool spinning, int64_t pause_ns, double* seconds) {
+Status limit_wire_expect_round_trips(int fd, size_t bytes, int count, bool spinning) {
   if (bytes == 0 || bytes > kRoundTripMax || count < 1)
     return Status(Code::kInvalidArgument, "bare socket: round trips are of 1 to 4096 bytes, and at least one");
   const auto trips = static_cast<uint64_t>(count);
-  WL_RETURN_IF_ERROR(ask(fd, {.op = Op::kRoundTrips, .spinning = spinning, .bytes = bytes, .count = trips}));
+  return ask(fd, {.op = Op::kRoundTrips, .spinning = spinning, .bytes = bytes, .count = trips});
+}
+
+Status limit_wire_round_trips(int fd, size_t bytes, int count, bool spinning, int64_t pause_ns, double* seconds) {
+  WL_RETURN_IF_ERROR(limit_wire_expect_round_trips(fd, bytes, count, spinning));
+  const auto trips = static_cast<uint64_t>(count);
   std::vector<char> data(bytes);
   std::vector<int64_t> took(trips);
   for (int64_t& ns : took) {

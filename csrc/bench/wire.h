@@ -26,5 +26,7 @@ Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, int r
 
 // Median seconds of `count` round trips of `bytes` each way, each after a pause.
 Status limit_wire_round_trips(int fd, size_t bytes, int count, bool spinning, int64_t pause_ns, double* seconds);
+// Makes the other end ready for so many; the caller does this end.
+Status limit_wire_expect_round_trips(int fd, size_t bytes, int count, bool spinning);
 
 }  // namespace windlass

@@ -47,6 +47,12 @@ void bind_bench_wire(nb::module_& m) {
       },
       nb::arg("fd"), nb::arg("bytes"), nb::arg("count"), nb::arg("spinning"), nb::arg("pause"),
       "Median seconds of a round trip, each after a pause in seconds.");
+  m.def(
+      "limit_wire_expect_round_trips",
+      [](int fd, size_t bytes, int count) {
+        timed([&](double*) { return limit_wire_expect_round_trips(fd, bytes, count, false); });
+      },
+      nb::arg("fd"), nb::arg("bytes"), nb::arg("count"), "The caller then makes the round trips itself.");
 }
 
 }  // namespace windlass::bind

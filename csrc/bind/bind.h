@@ -67,6 +67,18 @@ void finish(const Ref<C>& call, int64_t deadline) {
   raise_if_error(std::move(status));
 }
 
+// Starts a call and waits for it, without the GIL from the first to the last.
+template <class C, class F>
+void start_and_finish(Ref<C>* call, int64_t deadline, F f) {
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = f();
+    if (status.ok()) status = (*call)->finish(deadline);
+  }
+  raise_if_error(std::move(status));
+}
+
 // The number that a method of the core answers with, which may have to wait for it.
 template <class T>
 uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), double timeout) {

@@ -69,7 +69,9 @@ void call_now(TensorClient& t, const std::optional<In>& grad, const std::optiona
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
   Ref<TensorCall> call;
-  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
+  const auto begin = [&] { return t.start(p.request, How::kWait, &call, deadline); };
+  if (t.remote()) return start_and_finish(&call, deadline, begin);
+  start(p.bytes, begin);
   finish(call, deadline);
 }
 

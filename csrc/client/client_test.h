@@ -84,7 +84,13 @@ inline TableSpec row_sums(uint32_t dim) {
 // The turn of a shard, kept as a busy thread would keep it.
 class Busy {
  public:
-  explicit Busy(Shard& shard) : turn_(&shard.turn) { CHECK(turn_->try_take()); }
+  explicit Busy(Shard& shard) : turn_(&shard.turn) {
+    const int64_t end = os::now_ns() + int64_t{10'000'000'000};
+    bool taken = false;
+    while (!(taken = turn_->try_take()) && os::now_ns() < end) {  // an answer is there before its sender lets go
+    }
+    CHECK(taken);
+  }
   Busy(const Busy&) = delete;
   Busy& operator=(const Busy&) = delete;
   ~Busy() { end(); }

@@ -90,6 +90,7 @@ void Lane::pump_send() {
         if (in_frame_ && next_part_ == frame_parts_.size()) {
           in_frame_ = false;
           sending_->sent_ns = os::now_ns();
+          if (sending_->bytes >= limits::kBulkBytesMin) large_ns_.store(sending_->sent_ns, std::memory_order_relaxed);
           if (sending_->ends_later) ended = sending_;
           sending_ = Ref<Trip>();
           if (ended) break;  // it ends without the lock; whoever waits pumps again
@@ -134,8 +135,11 @@ bool Lane::fill() {
     if (next == nullptr) return false;
     begin_frame(*next);
   }
+  // What comes first is small where checksums take their time, so that the server has something to begin with.
+  const size_t most = checksums_ && next_part_ == 0 ? limits::kBulkBytesMin : limits::kSendBytes;
   size_t bytes = 0;
-  while (next_part_ < frame_parts_.size() && bytes < limits::kChunkBytes && pieces_.size() + 4 < kPiecesMax) {
+  while (next_part_ < frame_parts_.size() && bytes < most && scratch_used_ < limits::kChunkBytes &&
+         pieces_.size() + 4 < kPiecesMax) {
     if (!add_part(sending_->parts[frame_parts_[next_part_]], &bytes)) break;
     ++next_part_;
   }

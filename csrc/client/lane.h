@@ -60,6 +60,9 @@ class Lane {
   // Whether answers have been coming so quickly that the next is worth waiting for awake.
   bool hot(int64_t now_ns) const { return now_ns - arrival_ns_.load(std::memory_order_relaxed) < limits::kHotNs; }
 
+  // Whether the server is at work on something large, which it has nearly all of.
+  bool sent_large(int64_t now_ns) const { return now_ns - large_ns_.load(std::memory_order_relaxed) < limits::kSpinNs; }
+
   // A new connection, authenticated.
   void attach(int fd);
   // Everything that is under way fails with this, and so does what comes later.
@@ -141,6 +144,7 @@ class Lane {
   std::vector<uint64_t> asked_;
   uint64_t asking_ = 0;                 // the request that asks
   std::atomic<int64_t> arrival_ns_{0};  // when something last arrived
+  std::atomic<int64_t> large_ns_{0};    // when something large was last sent
   int64_t asked_ns_ = 0;                // when it was last asked
   int64_t ask_ns_ = 0;                  // how long to wait before asking (again)
   uint64_t oldest_ = 0;                 // the request that was waited for then

@@ -223,7 +223,11 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   // other fastest on one core, which a spinning caller would keep.
   int64_t now = os::now_ns();
   int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
-  bool rest = false;  // the answer has begun to arrive
+  bool rest = false;  // the answer has begun to arrive, or will at any moment
+  if (may_spin && lanes[0]->sent_large(now)) {
+    spin_end = now + 2 * limits::kSpinNs;
+    rest = true;
+  }
   for (const Lane* lane : lanes) {
     if (!lane->connected()) return;
   }

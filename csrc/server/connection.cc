@@ -198,7 +198,7 @@ class Lent {
     header_.length += kSection + wire::padded(reply.numbers_bytes);
     ++header_.parts;
     turns_.push_back(&shard.turn);
-    if (header_.parts == kPartsMax || header_.length >= limits::kAnswerBytes) flush();
+    if (header_.parts == kPartsMax || header_.length >= most_) flush();
     return true;
   }
   void flush() {
@@ -207,6 +207,7 @@ class Lent {
     to_.send_lent(&pieces_, &t_rest, [this] {
       for (Turn* turn : turns_) turn->release();
     });
+    most_ = limits::kSendBytes;
     pieces_.clear();
     turns_.clear();
     header_.length = 0;
@@ -214,10 +215,12 @@ class Lent {
   }
 
  private:
-  static constexpr size_t kPartsMax = 16;
+  static constexpr size_t kPartsMax = 32;
   static constexpr std::byte kZeros[kSection] = {};
   Connection& to_;
   wire::Header header_;
+  // What comes first is small where checksums take their time, so that the client has something to begin with.
+  size_t most_ = (header_.flags & wire::kChecksummed) != 0 ? limits::kBulkBytesMin : limits::kSendBytes;
   std::vector<os::Piece> pieces_;
   std::vector<Turn*> turns_;
 };
@@ -263,7 +266,7 @@ class Incoming final : public Helped {
       t_in.shrink(kKeptBufferBytes);
       t_out.shrink(kKeptBufferBytes);
     }
-    if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) os::wake_all(helpers_);
+    if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1 && shared) os::wake_all(helpers_);
   }
 
   // After help(): waits for the others. What was wrong with the stream, if anything.

@@ -74,6 +74,18 @@ class Bare:
         """Median seconds of round trips of 64 bytes each way."""
         return _core.limit_wire_round_trips(self._socket.fileno(), 64, count, spinning, pause)
 
+    def round_trips_from_python(self, count: int, pause: float) -> float:
+        """The same, blocking, with this end in Python."""
+        _core.limit_wire_expect_round_trips(self._socket.fileno(), 64, count)
+        data, took = bytes(64), []
+        for _ in range(count):
+            time.sleep(pause)
+            start = time.perf_counter()
+            self._socket.send(data)
+            self._socket.recv(64)
+            took.append(time.perf_counter() - start)
+        return statistics.median(took)
+
     def __enter__(self) -> "Bare":
         return self
 
@@ -152,6 +164,15 @@ def smallest_pull(suite: Suite, cluster: wl.Cluster, bare: Bare, rounds: int) ->
         "us",
         bar=1.3,
         against="bare round trip, blocking",
+    )
+    best = interleave(lambda: p50(300, PAUSE_S), lambda: bare.round_trips_from_python(300, PAUSE_S), rounds)[1]
+    suite.absolute(
+        f"pull of 4 floats, idle, p50, {bare.kind}",
+        mine * 1e6,
+        "us",
+        bar="",
+        limit=best * 1e6,
+        against="the same from Python",
     )
     mine, best = interleave(lambda: p50(5000, 0.0), lambda: bare.round_trips(5000, spinning=True), rounds)
     suite.latency(
