@@ -74,6 +74,8 @@ tsan: $(VENV)/base ## the core's tests under ThreadSanitizer
 asan-short: $(VENV)/base
 	$(call sanitized,asan,address$(comma)undefined)
 	build/asan/core_test
+	@! WINDLASS_BREAK=bounds build/asan/core_test decoders_read_any_mutated_frame >/dev/null 2>&1 \
+	  || { echo "S6 did not turn red: a decoder that reads beyond its end went unnoticed"; exit 1; }
 
 tsan-short: $(VENV)/base
 	$(call sanitized,tsan,thread)

@@ -18,6 +18,8 @@ constexpr uint64_t kLargeBytes = uint64_t{1} << 20;    // parts from here on cou
 constexpr size_t kKeptBufferBytes = size_t{16} << 20;  // a thread keeps no more between requests
 constexpr size_t kStreamHelpers = 2;                   // one reads while two work; more would wait for the stream
 constexpr int64_t kSoonNs = 2 * limits::kSpinNs;
+constexpr int64_t kTakeInNsPerKiB = 100;  // what a client may take to receive an answer, and to check it
+constexpr int64_t kTakeInNsMax = 200'000;
 
 thread_local Buffer t_in, t_out;      // of the part at hand, and of its answer
 thread_local Buffer t_heads, t_rest;  // of answers that are sent from where they lie
@@ -137,6 +139,7 @@ bool Connection::send_lent(std::vector<os::Piece>* pieces, Buffer* spare, GiveBa
   while (lock.owns_lock() && left != 0) {
     long sent = os::send_pieces(fd_, pieces->data() + at, pieces->size() - at, false);
     if (sent <= 0) break;
+    sent_bytes_.fetch_add(sent, std::memory_order_relaxed);
     left -= static_cast<size_t>(sent);
     for (; sent > 0; ++at) {
       os::Piece& p = (*pieces)[at];
@@ -436,6 +439,7 @@ bool Connection::send_locked(const std::byte* frame, size_t bytes) {
       shut_down();
       break;
     }
+    sent_bytes_.fetch_add(n, std::memory_order_relaxed);
     frame += n;
     bytes -= static_cast<size_t>(n);
   }
@@ -445,11 +449,11 @@ bool Connection::send_locked(const std::byte* frame, size_t bytes) {
 // Waits awake for a moment, unless another thread does; then asleep. `rest`: of something that is arriving already. A
 // new request is looked for by receiving, which is quickest; the rest of one by polling, since receiving takes a lock
 // that whoever sends needs as well.
-long Connection::receive(const os::Piece* pieces, size_t n, bool rest) {
+long Connection::receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns) {
   long got = os::receive_pieces(fd_, pieces, n, false);
   if (got != os::kWouldBlock) return got;
   if (host_.begin_spin()) {
-    const int64_t end = os::now_ns() + limits::kSpinNs;
+    const int64_t end = os::now_ns() + spin_ns;
     os::Polled socket{fd_, false, !rest};
     do {
       if (rest) os::poll(&socket, 1, 0);
@@ -481,7 +485,7 @@ bool Connection::read(void* to, size_t bytes) {
     // Large: straight to where it belongs, with no more behind it than the next headers.
     const bool direct = bytes >= limits::kDirectBytesMin;
     const os::Piece pieces[2] = {{at, bytes}, {ahead_.data(), direct ? 2 * kSection : limits::kReadAheadBytes}};
-    const long n = receive(direct ? pieces : pieces + 1, direct ? 2 : 1, true);
+    const long n = receive(direct ? pieces : pieces + 1, direct ? 2 : 1, true, limits::kSpinNs);
     if (n <= 0) return false;
     const size_t straight = direct ? std::min(bytes, static_cast<size_t>(n)) : 0;
     at += straight;
@@ -499,9 +503,14 @@ bool Connection::wait_for_frame() {
   if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
   const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
   const int64_t begin = os::now_ns();
+  // A client asks for more once it has taken in what it has been sent.
+  const int64_t taking_in = std::min<int64_t>(sent_bytes_.exchange(0) * kTakeInNsPerKiB / 1024, kTakeInNsMax);
   long n = os::kWouldBlock;
-  while (n == os::kWouldBlock) n = busy_ ? receive(&piece, 1, false) : os::receive_pieces(fd_, &piece, 1, true);
-  busy_ = os::now_ns() - begin < kSoonNs;
+  while (n == os::kWouldBlock) {
+    n = busy_ ? receive(&piece, 1, taking_in > limits::kSpinNs, limits::kSpinNs + taking_in)
+              : os::receive_pieces(fd_, &piece, 1, true);
+  }
+  busy_ = os::now_ns() - begin < kSoonNs + taking_in;
   if (n <= 0) return false;
   ahead_begin_ = 0;
   ahead_end_ = static_cast<size_t>(n);

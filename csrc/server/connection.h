@@ -49,7 +49,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Exactly so many bytes of the stream; false when it has ended or stalls.
   bool read(void* to, size_t bytes);
   bool has_ahead(size_t bytes) const { return ahead_end_ - ahead_begin_ >= bytes; }
-  long receive(const os::Piece* pieces, size_t n, bool rest);
+  long receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns);
   bool wait_for_frame();
   Status serve_frame();
   Status serve_control(const wire::Header& header);
@@ -66,8 +66,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Buffer ahead_;  // read from the socket and not used yet
   size_t ahead_begin_ = 0, ahead_end_ = 0;
-  bool hurried_ = false;  // must not stall: who reads holds memory that others may be waiting for
-  bool busy_ = false;     // the last request came soon after the one before
+  bool hurried_ = false;                // must not stall: who reads holds memory that others may be waiting for
+  bool busy_ = false;                   // the last request came soon after the one before
+  std::atomic<int64_t> sent_bytes_{0};  // since a frame was last waited for
 
   std::mutex sending_;
   std::atomic<bool> broken_{false};

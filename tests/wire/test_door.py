@@ -237,7 +237,7 @@ def strangers_at(address: Address) -> Iterator[None]:
 
 
 def slowed_by_strangers(server: Process, rounds: int) -> float:
-    """S4's other check: how many times as long real work takes (p99) while strangers come; the quietest rounds count."""
+    """S4's other check: how much longer real work takes (p99) while strangers come. The quietest rounds count."""
     [address] = server.addresses
     with windlass.connect(servers=[str(address)], token=TOKEN, timeout=60) as cluster:
         w = cluster.tensor("w", 250_000, rule=windlass.SGD(lr=0.1))
