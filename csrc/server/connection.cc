@@ -14,9 +14,10 @@ using wire::Op;
 namespace {
 
 constexpr size_t kSection = limits::kSectionBytes;
-constexpr uint64_t kLargeBytes = uint64_t{1} << 20;    // parts from here on count against the staging limit
-constexpr size_t kKeptBufferBytes = size_t{16} << 20;  // a thread keeps no more between requests
-constexpr size_t kStreamHelpers = 2;                   // one reads while two work; more would wait for the stream
+constexpr uint64_t kLargeBytes = uint64_t{1} << 20;     // parts from here on count against the staging limit
+constexpr size_t kKeptBufferBytes = size_t{16} << 20;   // a thread keeps no more between requests
+constexpr size_t kStreamHelpers = 2;                    // one reads while two work; more would wait for the stream
+constexpr uint64_t kTwoBytesMax = uint64_t{128} << 10;  // parts up to this are read in pairs
 constexpr int64_t kSoonNs = 2 * limits::kSpinNs;
 constexpr int64_t kTakeInNsPerKiB = 100;  // what a client may take to receive an answer, and to check it
 constexpr int64_t kTakeInNsMax = 200'000;
@@ -254,13 +255,14 @@ class Incoming final : public Helped {
       Answers answers(*from_, header_, &t_out);
       Lent lent(*from_, header_);
       wire::Part part;
+      std::byte* bytes = nullptr;
       uint64_t staged = 0;
       for (;;) {
         if (!shared && !from_->has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
-        if (!next(&part, &staged)) break;
+        if (!next(&part, &bytes, &staged)) break;
         if (!lend(part, &lent)) {
           lent.flush();
-          serve(part, &answers);
+          serve(part, bytes, &answers);
         }
         if (staged != 0) from_->host_.release(staged);
       }
@@ -283,16 +285,16 @@ class Incoming final : public Helped {
   }
 
  private:
-  // The next part, whole, in this thread's memory.
-  bool next(wire::Part* part, uint64_t* staged) {
+  // The next part, whole, in this thread's memory or, where it is the only one, in what was read ahead.
+  bool next(wire::Part* part, std::byte** bytes, uint64_t* staged) {
     std::lock_guard lock(reading_);
     if (left_parts_ == 0 || !status_.ok()) return false;
-    status_ = read_part(part, staged);
+    status_ = read_part(part, bytes, staged);
     --left_parts_;
     return status_.ok();
   }
 
-  Status read_part(wire::Part* part, uint64_t* staged) {
+  Status read_part(wire::Part* part, std::byte** at, uint64_t* staged) {
     *staged = 0;
     std::byte head[kSection];
     if (!from_->read(head, kSection)) return ended("within a frame");
@@ -303,6 +305,9 @@ class Incoming final : public Helped {
     }
     left_bytes_ -= kSection + part->bytes();
     const uint64_t bytes = part->bytes();
+    if (!shared && (*at = from_->in_place(bytes)) != nullptr) return {};
+    // Neighbours tend to be of one size: two at a time halve the system calls.
+    const uint64_t two = bytes <= kTwoBytesMax && !shared ? std::min(left_bytes_, kSection + bytes) : 0;
     if (bytes >= kLargeBytes) {
       if (!from_->host_.reserve(bytes, os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
         return Status(Code::kResourceExhausted, "no room for " + std::to_string(bytes) + " bytes of a request");
@@ -313,10 +318,11 @@ class Incoming final : public Helped {
     if (bytes >= kLargeBytes && broken(Break::kLengths)) std::memset(t_in.room(bytes), 0, bytes);
     if (bytes != 0 && t_in.room(bytes) == nullptr) {
       status = Status(Code::kResourceExhausted, "no memory for " + std::to_string(bytes) + " bytes of a request");
-    } else if (bytes != 0 && !from_->read(t_in.data(), bytes)) {
+    } else if (bytes != 0 && !from_->read(t_in.data(), bytes, two)) {
       status = ended("within a part");
     }
     from_->hurried_ = false;
+    *at = t_in.data();
     if (!status.ok() && *staged != 0) from_->host_.release(*staged);
     return status;
   }
@@ -354,9 +360,8 @@ class Incoming final : public Helped {
     return locate(order, &shard).ok() && lent->add(order, *object_, *shard);
   }
 
-  void serve(const wire::Part& part, Answers* answers) {
-    Order order{header_, part, hyper, hypers, from_->guest_->number, t_in.data(), nullptr};
-    order.numbers = t_in.data() + wire::padded(part.items_bytes);
+  void serve(const wire::Part& part, std::byte* bytes, Answers* answers) {
+    Order order{header_, part, hyper, hypers, from_->guest_->number, bytes, bytes + wire::padded(part.items_bytes)};
     Reply reply;
     reply.part.shard = part.shard;
     reply.part.term = part.term;
@@ -470,7 +475,7 @@ long Connection::receive(const os::Piece* pieces, size_t n, bool rest, int64_t s
   return os::receive_pieces(fd_, pieces, n, true);
 }
 
-bool Connection::read(void* to, size_t bytes) {
+bool Connection::read(void* to, size_t bytes, size_t behind) {
   auto* at = static_cast<std::byte*>(to);
   while (bytes != 0) {
     if (ahead_begin_ != ahead_end_) {
@@ -481,10 +486,11 @@ bool Connection::read(void* to, size_t bytes) {
       bytes -= n;
       continue;
     }
-    if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
-    // Large: straight to where it belongs, with no more behind it than the next headers.
+    // Large: straight to where it belongs, with no more behind it than was asked for and the next headers.
     const bool direct = bytes >= limits::kDirectBytesMin;
-    const os::Piece pieces[2] = {{at, bytes}, {ahead_.data(), direct ? 2 * kSection : limits::kReadAheadBytes}};
+    const size_t ahead = direct ? behind + 2 * kSection : limits::kReadAheadBytes;
+    if (ahead_.room(std::max(ahead, limits::kReadAheadBytes)) == nullptr) return false;
+    const os::Piece pieces[2] = {{at, bytes}, {ahead_.data(), ahead}};
     const long n = receive(direct ? pieces : pieces + 1, direct ? 2 : 1, true, limits::kSpinNs);
     if (n <= 0) return false;
     const size_t straight = direct ? std::min(bytes, static_cast<size_t>(n)) : 0;

@@ -46,9 +46,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   friend class ParkedOrder;
 
   bool send_locked(const std::byte* frame, size_t bytes);
-  // Exactly so many bytes of the stream; false when it has ended or stalls.
-  bool read(void* to, size_t bytes);
+  // Exactly so many bytes of the stream; false when it has ended or stalls. `behind`: what may be read ahead as well.
+  bool read(void* to, size_t bytes, size_t behind = 0);
   bool has_ahead(size_t bytes) const { return ahead_end_ - ahead_begin_ >= bytes; }
+  // The next bytes where they were read ahead, good until more is read; nullptr when they were not, or not on a
+  // boundary of sections.
+  std::byte* in_place(size_t bytes) {
+    if (!has_ahead(bytes) || ahead_begin_ % limits::kSectionBytes != 0) return nullptr;
+    return ahead_.data() + std::exchange(ahead_begin_, ahead_begin_ + bytes);
+  }
   long receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns);
   bool wait_for_frame();
   Status serve_frame();
