@@ -1,5 +1,6 @@
 """The command ``windlass``."""
 
+import os
 import pathlib
 import secrets
 import sys
@@ -49,6 +50,10 @@ def server(
     memory_bytes_max: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="What tensors and tables may take. Default: no limit.")
     ] = None,
+    arena_bytes_max: Annotated[
+        int | None,
+        typer.Option(min=0, max=2**64 - 1, help="What a client on the same host may share. Default: the memory."),
+    ] = None,
     token_file: Annotated[
         pathlib.Path | None, typer.Option(help="The file with the token. Without it, WINDLASS_TOKEN is read.")
     ] = None,
@@ -74,7 +79,11 @@ def server(
         addresses = [_listen_address(text) for text in listen or ["tcp://127.0.0.1:0"]]
         token = load_token(token_file)
         check_reach(addresses, token)  # before the host takes threads
-        host = _core.Host(threads or _core.cores(), 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
+        host = _core.Host(
+            threads or _core.cores(),
+            2**64 - 1 if memory_bytes_max is None else memory_bytes_max,
+            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if arena_bytes_max is None else arena_bytes_max,
+        )
         serve(addresses, token, host, ready, sys.stdin.fileno() if exit_with_stdin else None)
     except InvalidArgument as error:
         raise typer.BadParameter(str(error)) from None

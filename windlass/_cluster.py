@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from windlass._table import Table
 from windlass._tensor import Tensor
 
 _THREADS_MAX = 256
+Transport = Literal["auto", "arena", "socket"]
 _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 
@@ -39,6 +40,7 @@ def connect(
     timeout: float = 60.0,
     failure_timeout: float = 5.0,
     checksums: bool | None = None,
+    transport: Transport = "socket",
     threads: int | None = None,
     memory_bytes_max: int | None = None,
 ) -> "Cluster":
@@ -54,6 +56,8 @@ def connect(
     token: the secret that lets a process in (default: WINDLASS_TOKEN).
     failure_timeout: seconds after which a server that cannot be reached is given up.
     checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
+    transport: "socket" sends everything; "auto" shares memory with servers on Unix sockets, so that the numbers of
+        tensors are never sent; "arena" is an error where that cannot be.
 
     Without servers, the one inside this process has two settings.
 
@@ -71,10 +75,10 @@ def connect(
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
         if rank is None and world_size is None:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
-        remote = Remote.of(servers, app, token, failure_timeout, checksums)
+        remote = Remote.of(servers, app, token, failure_timeout, checksums, transport)
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
-    if (rank, world_size, token, checksums) != (None, None, None, None) or app != "default":
-        raise InvalidArgument("connect: app, rank, world_size, token and checksums go with servers=[...]")
+    if (rank, world_size, token, checksums) != (None, None, None, None) or (app, transport) != ("default", "socket"):
+        raise InvalidArgument("connect: app, rank, world_size, token, checksums and transport go with servers=[...]")
     if address := os.environ.get("WINDLASS_ADDRESS"):
         raise InvalidArgument(
             f"WINDLASS_ADDRESS={address} is set, but this version takes the addresses of servers as "
@@ -104,6 +108,7 @@ class Remote:
     token: bytes = dataclasses.field(repr=False)
     failure_timeout: float
     checksums: bool | None
+    transport: Transport = "auto"
 
     @classmethod
     def of(
@@ -113,6 +118,7 @@ class Remote:
         token: str | bytes | None,
         failure_timeout: float,
         checksums: bool | None,
+        transport: Transport,
     ) -> "Remote":
         """Checks what connect() was given."""
         if isinstance(servers, str) or not all(isinstance(s, str) for s in servers) or not servers:
@@ -128,14 +134,20 @@ class Remote:
             raise InvalidArgument(f"connect: token must be a string or bytes, not {type(token).__name__}")
         secret = token.encode() if isinstance(token, str) else token
         secret = load_token() if secret is None else check_token(secret, "connect: token")
-        return cls(addresses, app, secret or b"", failure_timeout, checksums)
+        if transport not in ("auto", "arena", "socket"):
+            raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
+        far = [str(address) for address in addresses if address.kind != "unix"]
+        if transport == "arena" and far:
+            raise InvalidArgument(f'connect: transport="arena" needs servers on Unix sockets of this host, not {far}')
+        return cls(addresses, app, secret or b"", failure_timeout, checksums, transport)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
         """A cluster on the servers, once all connections are up."""
         if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
         sums = -1 if self.checksums is None else int(self.checksums)
-        links = _core.Links([str(a) for a in self.servers], self.app, rank, world_size, sums)
+        shares = self.transport != "socket"
+        links = _core.Links([str(a) for a in self.servers], self.app, rank, world_size, sums, shares)
         engine = _core.Engine.on(links, arena_of)
         dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout)
         try:

@@ -209,7 +209,7 @@ class Table:
 class Host:
     """The native part of a server process."""
 
-    def __init__(self, threads: int, memory_bytes_max: int) -> None: ...
+    def __init__(self, threads: int, memory_bytes_max: int, arena_bytes_max: int) -> None: ...
 
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
         """Takes an authenticated socket, also when it raises."""
@@ -231,7 +231,7 @@ class Host:
 class Links:
     """A client's connections to its servers. Python makes them."""
 
-    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int) -> None: ...
+    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool) -> None: ...
 
     def need_dial(self) -> tuple[int, int] | None:
         """

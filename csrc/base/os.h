@@ -14,6 +14,17 @@ namespace windlass::os {
 std::byte* map(size_t bytes);
 void unmap(std::byte* p, size_t bytes);
 
+// Memory that other processes can be given: a file without a name, all of whose bytes are there and whose size nobody
+// can change. bytes: a multiple of 4096. -1 when there is none, and *why says why.
+int make_shared_file(size_t bytes, std::string* why);
+// Ok when a file that came from elsewhere is like that, as large as it is said to be; else why not.
+std::string complaint_about_shared_file(int fd, uint64_t bytes);
+bool same_file(int a, int b);
+// Maps it for reading and writing, on huge pages where they can be had. `at`: over what is mapped there, else anywhere.
+std::byte* map_shared(int fd, size_t bytes, std::byte* at = nullptr);
+void unmap_shared(std::byte* p, size_t bytes);
+void close_file(int fd);
+
 // Blocks while *word == expected, until a wake or until `timeout_ns` have passed (< 0: no limit). May return early.
 void wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
 void wake_all(const std::atomic<uint32_t>& word);
@@ -33,9 +44,18 @@ inline constexpr long kBroken = -1;     // the peer closed, or the connection fa
 void set_up_socket(int fd, int stall_ms);  // no delay, and no blocking call longer than that
 bool same_host(int fd);                    // a Unix socket
 std::string failure_of(int fd);            // why a socket is broken, in words
-// At least one byte, or one of the above. `wait`: kWouldBlock only when stall_ms have passed.
-long send_pieces(int fd, const Piece* pieces, size_t n, bool wait);
-long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait);
+// Files that came beside the bytes of a Unix socket, and are ours to close. More than fit are closed, and `lost` is
+// set.
+struct Files {
+  static constexpr size_t kMost = 4;
+  int fds[kMost] = {-1, -1, -1, -1};
+  size_t n = 0;
+  bool lost = false;
+};
+// At least one byte, or one of the above. `wait`: kWouldBlock only when stall_ms have passed. `file`: travels beside
+// the first byte.
+long send_pieces(int fd, const Piece* pieces, size_t n, bool wait, int file = -1);
+long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait, Files* files = nullptr);
 // With `wait`, all bytes unless the connection ends or stalls.
 long receive(int fd, void* to, size_t bytes, bool wait);
 void shut_down(int fd);  // wakes who waits on it

@@ -12,9 +12,11 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -58,6 +60,8 @@ msghdr message_of(const Piece* pieces, size_t n) {
 }
 
 constexpr size_t kHuge = limits::kHugePageBytes;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE: since Linux 6.1, and not in every header
 
 // What map() really maps: whole huge pages for large requests, so that the kernel can back each with one.
 size_t mapped_bytes(size_t bytes) {
@@ -88,6 +92,67 @@ std::byte* map(size_t bytes) {
 
 void unmap(std::byte* p, size_t bytes) {
   if (p != nullptr) munmap(p, mapped_bytes(bytes));
+}
+
+int make_shared_file(size_t bytes, std::string* why) {
+  const int fd = memfd_create("windlass", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const char* failed = fd < 0 ? "memfd_create" : nullptr;
+  // Allocated now: memory that is missing later would be a signal instead of an error.
+  if (failed == nullptr && fallocate(fd, 0, 0, static_cast<off_t>(bytes)) != 0) failed = "fallocate";
+  if (failed == nullptr && fcntl(fd, F_ADD_SEALS, kSeals) != 0) failed = "sealing";
+  if (failed == nullptr) return fd;
+  *why = std::string(failed) + ": " + std::strerror(errno);
+  if (fd >= 0) close(fd);
+  return -1;
+}
+
+std::string complaint_about_shared_file(int fd, uint64_t bytes) {
+  struct stat s{};
+  struct statfs f{};
+  if (fstat(fd, &s) != 0 || fstatfs(fd, &f) != 0) return "it is no file";
+  constexpr long kTmpfs = 0x01021994;
+  if (!S_ISREG(s.st_mode) || f.f_type != kTmpfs) return "it is no file in memory";
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return "it is not sealed";
+  if ((seals & F_SEAL_WRITE) != 0 || (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) return "it cannot be written";
+  if (static_cast<uint64_t>(s.st_size) != bytes)
+    return "expected " + std::to_string(bytes) + " bytes, saw " + std::to_string(s.st_size);
+  if (static_cast<uint64_t>(s.st_blocks) * 512 < bytes)
+    return "it has holes: " + std::to_string(s.st_blocks * 512) + " of " + std::to_string(bytes) + " bytes are there";
+  return "";
+}
+
+bool same_file(int a, int b) {
+  struct stat x{}, y{};
+  return fstat(a, &x) == 0 && fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+std::byte* map_shared(int fd, size_t bytes, std::byte* at) {
+  const bool given = at != nullptr;
+  if (!given && bytes >= kHuge) {  // a place on a huge page boundary, reserved first
+    std::byte* const raw = map_raw(bytes + kHuge);
+    if (raw == nullptr) return nullptr;
+    const size_t skip = (kHuge - reinterpret_cast<uintptr_t>(raw) % kHuge) % kHuge;
+    if (skip != 0) munmap(raw, skip);
+    if (skip != kHuge) munmap(raw + skip + bytes, kHuge - skip);
+    at = raw + skip;
+  }
+  const int flags = MAP_SHARED | (at != nullptr ? MAP_FIXED : 0);
+  void* const p = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (p == MAP_FAILED) {
+    if (at != nullptr && !given) munmap(at, bytes);
+    return nullptr;
+  }
+  if (bytes >= kHuge) madvise(p, bytes / kHuge * kHuge, kCollapse);  // advice: without it everything works, only slower
+  return static_cast<std::byte*>(p);
+}
+
+void unmap_shared(std::byte* p, size_t bytes) {
+  if (p != nullptr) munmap(p, bytes);
+}
+
+void close_file(int fd) {
+  if (fd >= 0) close(fd);
 }
 
 void wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
@@ -155,14 +220,45 @@ std::string failure_of(int fd) {
   return strerror_r(error, text, sizeof text);
 }
 
-long send_pieces(int fd, const Piece* pieces, size_t n, bool wait) {
-  const msghdr m = message_of(pieces, n);
+long send_pieces(int fd, const Piece* pieces, size_t n, bool wait, int file) {
+  msghdr m = message_of(pieces, n);
+  alignas(cmsghdr) char beside[CMSG_SPACE(sizeof file)] = {};
+  if (file >= 0) {
+    m.msg_control = beside;
+    m.msg_controllen = sizeof beside;
+    cmsghdr* const c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(c), &file, sizeof file);
+  }
   return outcome(sendmsg(fd, &m, MSG_NOSIGNAL | (wait ? 0 : MSG_DONTWAIT)));
 }
 
-long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait) {
+long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait, Files* files) {
   msghdr m = message_of(pieces, n);
-  return outcome(recvmsg(fd, &m, wait ? 0 : MSG_DONTWAIT));
+  alignas(cmsghdr) char beside[CMSG_SPACE(sizeof(int) * Files::kMost)];
+  if (files != nullptr) {
+    m.msg_control = beside;
+    m.msg_controllen = sizeof beside;
+  }
+  const long got = outcome(recvmsg(fd, &m, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT)));
+  if (files == nullptr || got <= 0) return got;
+  if ((m.msg_flags & MSG_CTRUNC) != 0) files->lost = true;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&m); c != nullptr; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= c->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int file = -1;
+      std::memcpy(&file, CMSG_DATA(c) + at, sizeof file);
+      if (files->n < Files::kMost) {
+        files->fds[files->n++] = file;
+      } else {
+        files->lost = true;
+        close(file);
+      }
+    }
+  }
+  return got;
 }
 
 long receive(int fd, void* to, size_t bytes, bool wait) {

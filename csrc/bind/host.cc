@@ -8,7 +8,8 @@ namespace windlass::bind {
 
 void bind_host(nb::module_& m) {
   nb::class_<Host>(m, "Host", "The native part of a server process.")
-      .def(nb::init<int, uint64_t>(), nb::arg("threads"), nb::arg("memory_bytes_max"))
+      .def(nb::init<int, uint64_t, uint64_t>(), nb::arg("threads"), nb::arg("memory_bytes_max"),
+           nb::arg("arena_bytes_max"))
       .def(
           "adopt",
           [](Host& host, int fd, const std::string& peer, const nb::bytes& session_key) {

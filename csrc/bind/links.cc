@@ -13,9 +13,11 @@ namespace windlass::bind {
 void bind_links(nb::module_& m) {
   nb::class_<Links>(m, "Links", "A client's connections to its servers. Python makes them.")
       .def(nb::new_([](const std::vector<std::string>& servers, const std::string& app, uint32_t rank,
-                       uint32_t world_size,
-                       int checksums) { return std::make_shared<Links>(servers, app, rank, world_size, checksums); }),
-           nb::arg("servers"), nb::arg("app"), nb::arg("rank"), nb::arg("world_size"), nb::arg("checksums"))
+                       uint32_t world_size, int checksums, bool shares) {
+             return std::make_shared<Links>(servers, app, rank, world_size, checksums, shares);
+           }),
+           nb::arg("servers"), nb::arg("app"), nb::arg("rank"), nb::arg("world_size"), nb::arg("checksums"),
+           nb::arg("shares"))
       .def(
           "need_dial",
           [](Links& links) -> std::optional<std::pair<uint32_t, uint32_t>> {

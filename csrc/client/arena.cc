@@ -1,6 +1,7 @@
 #include "client/arena.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "base/limits.h"
@@ -13,48 +14,82 @@ namespace {
 // power of two from each other.
 constexpr size_t kStagger = 64 * 37;
 constexpr uint32_t kStaggers = 8;
+constexpr size_t kSmallBytes = size_t{256} << 10;  // blocks up to this share segments
+constexpr size_t kSmallSegmentBytes = size_t{2} << 20;
 
 bool overlap(Range a, Range b) { return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes; }
 bool equal(Range a, Range b) { return a.begin == b.begin && a.bytes == b.bytes; }
 
 }  // namespace
 
-Arena::~Arena() {
-  for (auto& [base, block] : blocks_) os::unmap(block.mapping, block.mapped);
-  for (auto& [bytes, free] : free_) os::unmap(free.of.mapping, free.of.mapped);
+std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared) {
+  std::string why;
+  const int file = shared ? os::make_shared_file(bytes, &why) : -1;
+  if (shared && file < 0) return nullptr;
+  std::byte* const data = shared ? os::map_shared(file, bytes) : os::map(bytes);
+  if (data == nullptr) {
+    os::close_file(file);
+    return nullptr;
+  }
+  return std::shared_ptr<Segment>(new Segment(id, data, bytes, file));
+}
+
+Segment::~Segment() {
+  file_ >= 0 ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
+  os::close_file(file_);
+}
+
+// A free block with that much room, or up to `most`; nullptr when there is none.
+std::byte* Arena::reuse(size_t bytes, size_t room, size_t most) {
+  const auto it = free_.lower_bound(room);
+  if (it == free_.end() || it->first > most) return nullptr;
+  std::byte* const block = it->second.block;
+  blocks_.emplace(block, Block{bytes, it->first, std::move(it->second.segment), 0, false});
+  if (it->first > kSmallBytes) free_bytes_ -= it->first;
+  free_.erase(it);
+  return block;
 }
 
 std::byte* Arena::take(size_t bytes) {
   if (bytes == 0) bytes = 1;
   if (bytes > (size_t{1} << 46)) return nullptr;
-  const size_t unit = bytes >= limits::kHugePageBytes ? limits::kHugePageBytes : 4096;
-  const size_t mapped = (bytes + kStagger * kStaggers + unit - 1) / unit * unit;
   std::lock_guard lock(mutex_);
-  if (auto it = free_.lower_bound(mapped); it != free_.end() && it->first <= mapped + mapped / 4) {
-    Free reused = it->second;
-    free_bytes_ -= reused.of.mapped;
-    free_.erase(it);
-    reused.of.bytes = bytes;
-    blocks_.emplace(reused.block, reused.of);
-    return reused.block;
+  if (bytes <= kSmallBytes) {
+    size_t room = 64;  // sizes in steps of a quarter or less, so that what is freed fits again
+    while (room < bytes) room += std::max<size_t>(64, std::bit_floor(room) / 4);
+    if (std::byte* const block = reuse(bytes, room, room); block != nullptr) return block;
+    if (small_ == nullptr || small_->bytes() - small_used_ < room) {
+      std::shared_ptr<Segment> fresh = Segment::make(segments_ + 1, kSmallSegmentBytes, shared_);
+      if (fresh == nullptr) return nullptr;
+      ++segments_;
+      small_ = std::move(fresh);
+      small_used_ = 0;
+    }
+    std::byte* const block = small_->data() + small_used_;
+    small_used_ += room;
+    blocks_.emplace(block, Block{bytes, room, small_, 0, false});
+    return block;
   }
-  std::byte* mapping = os::map(mapped);
-  if (mapping == nullptr) return nullptr;
-  std::byte* block = mapping + kStagger * (taken_++ % kStaggers);
-  blocks_.emplace(block, Block{bytes, mapping, mapped, 0, false});
+  const size_t unit = bytes >= limits::kHugePageBytes ? limits::kHugePageBytes : 4096;
+  const size_t room = (bytes + kStagger * kStaggers + unit - 1) / unit * unit;
+  if (std::byte* const block = reuse(bytes, room, room + room / 4); block != nullptr) return block;
+  std::shared_ptr<Segment> segment = Segment::make(segments_ + 1, room, shared_);
+  if (segment == nullptr) return nullptr;
+  ++segments_;
+  std::byte* const block = segment->data() + kStagger * (taken_++ % kStaggers);
+  blocks_.emplace(block, Block{bytes, room, std::move(segment), 0, false});
   return block;
 }
 
 void Arena::free_locked(Blocks::iterator it) {
-  const Block block = it->second;
-  std::byte* base = const_cast<std::byte*>(it->first);
+  Block block = std::move(it->second);
+  std::byte* const base = const_cast<std::byte*>(it->first);
   blocks_.erase(it);
-  if (free_bytes_ + block.mapped > limits::kArenaCacheBytesMax) {
-    os::unmap(block.mapping, block.mapped);
-    return;
+  if (block.room > kSmallBytes) {
+    if (free_bytes_ + block.room > limits::kArenaCacheBytesMax) return;
+    free_bytes_ += block.room;
   }
-  free_bytes_ += block.mapped;
-  free_.emplace(block.mapped, Free{base, Block{0, block.mapping, block.mapped, 0, false}});
+  free_.emplace(block.room, Free{base, std::move(block.segment)});
 }
 
 void Arena::give(std::byte* block) {
@@ -79,6 +114,15 @@ Arena::Blocks::const_iterator Arena::find(Range r) const {
 bool Arena::registered(Range r) const {
   std::lock_guard lock(mutex_);
   return find(r) != blocks_.end();
+}
+
+bool Arena::locate(Range r, Place* place) const {
+  std::lock_guard lock(mutex_);
+  const auto it = find(r);
+  if (it == blocks_.end() || it->second.segment->file() < 0) return false;
+  place->segment = it->second.segment;
+  place->offset = static_cast<uint64_t>(r.begin - it->second.segment->data());
+  return true;
 }
 
 Status Arena::lend(const Range* ranges, size_t n, const char* what, bool* ordinary) {

@@ -4,6 +4,8 @@
 // on loan: a second request that touches it is refused, and its memory is not given to anyone else even if the
 // caller's last reference goes. Ordinary arrays are none of the arena's business.
 //
+// Blocks lie in segments, large ones in one of their own. With servers in other processes segments are files without
+// a name (os::make_shared_file), so that a server on the same host can be given them; else they are plain memory.
 // Freed blocks are kept (up to a limit) and reused: fresh memory costs a page fault every 4 KiB.
 //
 // Thread safety: every method from any thread.
@@ -12,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -24,12 +27,40 @@ struct Range {
   size_t bytes = 0;
 };
 
+// A piece of memory, gone with its last owner.
+class Segment {
+ public:
+  // Null when there is no memory.
+  static std::shared_ptr<Segment> make(uint32_t id, size_t bytes, bool shared);
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  uint32_t id() const { return id_; }
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  int file() const { return file_; }  // -1 when it is not shared
+
+ private:
+  Segment(uint32_t id, std::byte* data, size_t bytes, int file) : id_(id), data_(data), bytes_(bytes), file_(file) {}
+  const uint32_t id_;
+  std::byte* const data_;
+  const size_t bytes_;
+  const int file_;
+};
+
+// Where a registered array is in a segment that is shared.
+struct Place {
+  std::shared_ptr<const Segment> segment;
+  uint64_t offset = 0;
+};
+
 class Arena {
  public:
-  Arena() = default;
+  // shared: servers on the same host may be given its memory.
+  explicit Arena(bool shared = false) : shared_(shared) {}
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
-  ~Arena();
 
   // A block of at least `bytes` on a cache line boundary; nullptr when there is no memory. Not zeroed when reused.
   std::byte* take(size_t bytes);
@@ -37,6 +68,8 @@ class Arena {
 
   // True when the whole range lies in one block.
   bool registered(Range r) const;
+  // The same, for memory that can be shared; *place says where it is.
+  bool locate(Range r, Place* place) const;
 
   // Lends registered ranges to a request, all or none; ordinary ones are passed over, and *ordinary becomes true.
   // `what` names the request in the error. Two ranges of one request may be equal, but not overlap otherwise.
@@ -46,25 +79,30 @@ class Arena {
  private:
   struct Block {
     size_t bytes = 0;  // as asked for
-    std::byte* mapping = nullptr;
-    size_t mapped = 0;
+    size_t room = 0;   // what there is
+    std::shared_ptr<Segment> segment;
     uint32_t loans = 0;
     bool given = false;  // give() was called while on loan
   };
   struct Free {
     std::byte* block;
-    Block of;
+    std::shared_ptr<Segment> segment;
   };
 
   using Blocks = std::map<const std::byte*, Block>;
   Blocks::const_iterator find(Range r) const;
+  std::byte* reuse(size_t bytes, size_t room, size_t most);
   void free_locked(Blocks::iterator it);
 
+  const bool shared_;
   mutable std::mutex mutex_;
   Blocks blocks_;
   std::vector<Range> loans_;
-  std::multimap<size_t, Free> free_;  // by mapped bytes
-  size_t free_bytes_ = 0;
+  std::multimap<size_t, Free> free_;  // by room
+  size_t free_bytes_ = 0;             // of blocks with a segment of their own
+  std::shared_ptr<Segment> small_;    // the segment that small blocks are cut from
+  size_t small_used_ = 0;
+  uint32_t segments_ = 0;
   uint32_t taken_ = 0;
 };
 

@@ -81,6 +81,11 @@ bool Lane::idle() {
   return outbox_.idle() && state_ != kGreeting;
 }
 
+bool Lane::has_freed() {
+  std::lock_guard lock(mutex_);
+  return std::any_of(announced_.begin(), announced_.end(), [](const auto& a) { return a.second.segment.expired(); });
+}
+
 void Lane::pump_send() {
   Ref<Trip> ended;
   {
@@ -98,8 +103,9 @@ void Lane::pump_send() {
         if (!fill()) break;
       }
       const size_t n = std::min(pieces_.size() - piece_, kPiecesMax);
-      long sent = os::send_pieces(fd(), &pieces_[piece_], n, false);
+      long sent = os::send_pieces(fd(), &pieces_[piece_], n, false, passing_ != nullptr ? passing_->file() : -1);
       if (sent == os::kWouldBlock) break;
+      passing_ = nullptr;
       if (sent == os::kBroken) {
         os::shut_down(fd());  // the leader will see it
         break;
@@ -131,6 +137,7 @@ bool Lane::fill() {
       return true;
     }
     if (state_ != kReady) return false;
+    if (const Ref<Trip>* const next = outbox_.peek(); next != nullptr && shares_ && announce(**next)) return true;
     Ref<Trip>* const next = outbox_.next();
     if (next == nullptr) return false;
     begin_frame(*next);
@@ -146,6 +153,57 @@ bool Lane::fill() {
   return true;
 }
 
+std::string Lane::arena_frame(uint32_t id, uint64_t bytes, uint64_t request) const {
+  wire::Header header;
+  header.op = static_cast<uint8_t>(Op::kArena);
+  header.request = request;
+  header.session = links_.incarnation();
+  header.app = links_.app_number(server_);
+  wire::Writer body;
+  body.put(id);
+  body.put(uint32_t{0});
+  body.put(bytes);
+  const std::string text = body.take();
+  return frame_of(header, &text);
+}
+
+// Gives the server memory that a request lies in, once; false when there is nothing to give.
+bool Lane::announce(const Trip& trip) {
+  for (const std::shared_ptr<const Segment>& segment : trip.segments) {
+    if (announced_.count(segment->id()) != 0) continue;
+    const uint64_t request = links_.next_request();
+    announced_[segment->id()] = {segment, request, false};
+    const std::string frame = arena_frame(segment->id(), segment->bytes(), request);
+    std::memcpy(scratch_.room(frame.size()), frame.data(), frame.size());
+    add_piece(scratch_.data(), frame.size());
+    passing_ = segment;
+    return true;
+  }
+  return false;
+}
+
+bool Lane::may_lie(const Trip& trip) const {
+  return shares_ && !trip.places.empty() &&
+         std::all_of(trip.segments.begin(), trip.segments.end(), [this](const auto& segment) {
+           const auto it = announced_.find(segment->id());
+           return it != announced_.end() && it->second.known;
+         });
+}
+
+void Lane::heard_of_arena(Code code) {
+  std::lock_guard lock(mutex_);
+  const auto it = std::find_if(announced_.begin(), announced_.end(),
+                               [this](const auto& a) { return a.second.request == in_header_.request; });
+  if (it == announced_.end()) return;
+  if (code == Code::kCorrupt) {
+    announced_.erase(it);  // damaged on its way
+  } else if (code == Code::kProtocolError) {
+    shares_ = false;  // the file did not come through: somebody is in between
+  } else {
+    it->second.known = true;  // if it was refused, requests are told why
+  }
+}
+
 void Lane::begin_frame(const Ref<Trip>& trip) {
   sending_ = trip;
   in_frame_ = true;
@@ -157,12 +215,14 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   header.session = links_.incarnation();
   header.app = links_.app_number(server_);
   header.priority = number_;
-  header.flags = checksums_ ? wire::kChecksummed : 0;
+  trip->lies = may_lie(*trip);
+  const std::vector<std::byte>& extensions = trip->lies ? trip->places : trip->extensions;
+  header.flags = trip->lies ? wire::kInArenas : checksums_ ? wire::kChecksummed : 0;
   const int64_t left_ms = (trip->deadline_ns - os::now_ns()) / 1'000'000;
   header.deadline_ms =
       trip->deadline_ns == limits::kNoDeadline ? 0 : static_cast<uint32_t>(std::clamp<int64_t>(left_ms, 1, UINT32_MAX));
-  header.extension_bytes = static_cast<uint32_t>(trip->extensions.size());
-  if (header.extension_bytes != 0) header.extension_crc = crc32c(trip->extensions.data(), trip->extensions.size());
+  header.extension_bytes = static_cast<uint32_t>(extensions.size());
+  if (header.extension_bytes != 0) header.extension_crc = crc32c(extensions.data(), extensions.size());
   header.length = header.extension_bytes;
   for (uint32_t i = 0; i < trip->parts.size(); ++i) {
     if (trip->header.op == static_cast<uint8_t>(Op::kList) ? i != 0 : trip->parts[i].answered) continue;
@@ -173,8 +233,7 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   }
   header.parts = static_cast<uint32_t>(frame_parts_.size());
   wire::encode(header, scratch_.data());
-  if (header.extension_bytes != 0)
-    std::memcpy(scratch_.data() + kSection, trip->extensions.data(), header.extension_bytes);
+  if (header.extension_bytes != 0) std::memcpy(scratch_.data() + kSection, extensions.data(), header.extension_bytes);
   scratch_used_ = kSection + header.extension_bytes;
   add_piece(scratch_.data(), scratch_used_);
 }
@@ -211,7 +270,7 @@ bool Lane::add_part(const Trip::Part& part, size_t* bytes) {
   scratch_used_ += need;
   *bytes += need + (gathers ? 0 : whole);
   if (head.items_bytes != 0) {
-    cargo.write_items(part.part, at + kSection);
+    cargo.write_items(part.part, sending_->lies, at + kSection);
     std::memset(at + kSection + head.items_bytes, 0, items - head.items_bytes);
     head.items_crc = crc32c(at + kSection, head.items_bytes);
   }
@@ -305,6 +364,12 @@ void Lane::watch(bool reading, bool writing) {
 void Lane::maintain(int64_t now_ns) {
   std::lock_guard lock(mutex_);
   if (state_ == kDown || !raw_.empty()) return;
+  for (auto it = announced_.begin(); it != announced_.end(); ++it) {
+    if (!it->second.segment.expired()) continue;
+    raw_ = arena_frame(it->first, 0, links_.next_request());
+    announced_.erase(it);
+    return;
+  }
   if (state_ == kGreeting) {
     if (now_ns - asked_ns_ < ask_ns_) return;
     raw_ = hello_frame();
@@ -349,6 +414,7 @@ void Lane::attach(int fd) {
     os::set_up_socket(fd, limits::kStallMs);
     os::close_after_fork(fd, true);
     checksums_ = links_.checksums(fd);
+    shares_ = links_.shares(fd);
     fd_ = fd;
     state_ = kGreeting;
     raw_ = hello_frame();
@@ -407,6 +473,8 @@ void Lane::disconnect(std::vector<Ref<Trip>>* ended) {
   in_frame_ = false;
   sending_ = Ref<Trip>();
   raw_.clear();
+  announced_.clear();
+  passing_ = nullptr;
   asked_.clear();
   reset_parser();
 }
@@ -597,6 +665,10 @@ bool Lane::end_part() {
   }
   if (in_header_.request == kHelloRequest && in_header_.operation() == Op::kHello) return welcomed(code);
   if (in_header_.operation() == Op::kAsk) return heard(code);
+  if (in_header_.operation() == Op::kArena) {
+    heard_of_arena(code);
+    return true;
+  }
   if (in_trip_part_ == nullptr) return true;      // answered before
   if (code == Code::kOutOfSequence) return true;  // lost, as it were: the next question finds that out
   if (code == Code::kCorrupt) {
@@ -605,7 +677,7 @@ bool Lane::end_part() {
     return true;
   }
   if (code == Code::kOk && (in_trip_part_->flags & wire::kEmpty) == 0) {
-    const Status landed = in_trip_->cargo->land(in_trip_part_->part, in_part_, in_items_,
+    const Status landed = in_trip_->cargo->land(in_trip_part_->part, in_trip_->lies, in_part_, in_items_,
                                                 landed_ != nullptr || bytes == 0 ? nullptr : in_numbers_.data());
     if (!landed.ok()) return broken_rule(landed.message());
   } else if (code != Code::kOk && in_trip_->status.ok()) {

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -57,6 +58,7 @@ class Lane {
   // The leader's. Asks after requests that have been without an answer for long.
   void maintain(int64_t now_ns);
   bool idle();
+  bool has_freed();  // memory that the server need not keep any more
   // Whether answers have been coming so quickly that the next is worth waiting for awake.
   bool hot(int64_t now_ns) const { return now_ns - arrival_ns_.load(std::memory_order_relaxed) < limits::kHotNs; }
 
@@ -104,6 +106,9 @@ class Lane {
   void add_piece(const void* data, size_t bytes);
   void watch(bool reading, bool writing);
   std::string hello_frame() const;
+  bool announce(const Trip& trip);
+  bool may_lie(const Trip& trip) const;
+  std::string arena_frame(uint32_t id, uint64_t bytes, uint64_t request) const;
   // Receiving, with receiving_.
   void reset_parser();
   void expect(Stage stage, std::byte* to, size_t bytes);
@@ -114,6 +119,7 @@ class Lane {
   bool end_part();
   bool welcomed(Code code);
   bool heard(Code code);
+  void heard_of_arena(Code code);
   bool broken_rule(const std::string& what);
   void tear_down(const std::string& why);
   // With both.
@@ -140,7 +146,15 @@ class Lane {
   size_t scratch_used_ = 0;
   std::vector<os::Piece> pieces_;  // ready to be sent
   size_t piece_ = 0;
-  std::string raw_;  // a frame without a trip: hello, ask, goodbye
+  std::string raw_;      // a frame without a trip: hello, ask, goodbye
+  bool shares_ = false;  // the server is on the same host and may be given memory
+  struct Announced {
+    std::weak_ptr<const Segment> segment;
+    uint64_t request = 0;
+    bool known = false;  // the server has answered: until then numbers travel
+  };
+  std::map<uint32_t, Announced> announced_;  // what it has been given on this connection
+  std::shared_ptr<const Segment> passing_;   // what goes beside the next byte
   std::vector<uint64_t> asked_;
   uint64_t asking_ = 0;                 // the request that asks
   std::atomic<int64_t> arrival_ns_{0};  // when something last arrived

@@ -11,12 +11,14 @@ constexpr int64_t kIdleNs = 1000 * kMs;  // how often the thread looks around wh
 
 }  // namespace
 
-Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums)
+Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
+             bool shares)
     : servers_(std::move(servers)),
       app_(std::move(app)),
       rank_(rank),
       world_size_(world_size),
       checksums_(checksums),
+      shares_(shares),
       peers_(std::make_unique<Peer[]>(servers_.size())) {
   for (uint32_t s = 0; s < servers_.size(); ++s) {
     for (uint8_t n = 0; n < limits::kLanes; ++n) {
@@ -77,7 +79,7 @@ void Links::run() {
     busy = false;
     const int64_t now = os::now_ns();
     for (const auto& lane : lanes_) {
-      if (lane->idle()) continue;
+      if (lane->idle() && !lane->has_freed()) continue;
       busy = true;
       if (!lane->try_lead(true)) continue;
       lane->maintain(now);

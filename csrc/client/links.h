@@ -21,7 +21,8 @@ namespace windlass {
 
 class Links : public std::enable_shared_from_this<Links> {
  public:
-  Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums);
+  Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
+        bool shares = true);
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
   ~Links();
@@ -70,6 +71,13 @@ class Links : public std::enable_shared_from_this<Links> {
   uint64_t next_request() { return next_request_.fetch_add(1, std::memory_order_relaxed); }
   Hello hello(const Lane& lane) const;
   bool checksums(int fd) const { return checksums_ < 0 ? !os::same_host(fd) : checksums_ != 0; }
+  // Whether memory may be shared with the server at the other end.
+  bool shares(int fd) {
+    const bool shares = shares_ && os::same_host(fd);
+    if (shares) sharing_.store(true, std::memory_order_relaxed);
+    return shares;
+  }
+  bool sharing() const { return sharing_.load(std::memory_order_relaxed); }  // with any server
 
  private:
   struct Peer {
@@ -87,6 +95,8 @@ class Links : public std::enable_shared_from_this<Links> {
   const std::string app_;
   const uint32_t rank_, world_size_;
   const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
+  const bool shares_;
+  std::atomic<bool> sharing_{false};
   const uint64_t incarnation_ = os::random_u64();
   std::atomic<uint64_t> next_request_{2};  // 1 is hello
   std::unique_ptr<Peer[]> peers_;

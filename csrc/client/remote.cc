@@ -13,7 +13,12 @@ Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
   trip->header.dtype_out = static_cast<uint8_t>(plan.dtype_out);
   trip->bytes = plan.bytes;
   trip->deadline_ns = plan.deadline_ns;
-  if (plan.hyper != nullptr) wire::write_hyper(plan.hyper->v, limits::kRuleHyperMax, &trip->extensions);
+  const size_t hypers = plan.hyper != nullptr ? limits::kRuleHyperMax : 0;
+  if (hypers != 0) wire::write_hyper(plan.hyper->v, hypers, &trip->extensions);
+  if (plan.places != nullptr) {
+    wire::write_extensions(*plan.places, hypers != 0 ? plan.hyper->v : nullptr, hypers, &trip->places);
+    trip->segments = plan.segments;
+  }
   trips_.push_back(trip);
   servers_.push_back(server);
   return *trip;
@@ -118,14 +123,15 @@ Status Exchange::go(const std::string& what, int64_t deadline_ns) {
   return s.ok() ? s : Status(s.code(), what + ": " + s.message());
 }
 
-void Exchange::describe(uint32_t, wire::Part* to) {
+void Exchange::describe(uint32_t, bool, wire::Part* to) {
   to->value = value_;
   to->items_bytes = static_cast<uint32_t>(body_.size());
 }
 
-void Exchange::write_items(uint32_t, std::byte* to) { std::memcpy(to, body_.data(), body_.size()); }
+void Exchange::write_items(uint32_t, bool, std::byte* to) { std::memcpy(to, body_.data(), body_.size()); }
 
-Status Exchange::land(uint32_t part, const wire::Part& answer, const std::string& items, const std::byte* numbers) {
+Status Exchange::land(uint32_t part, bool, const wire::Part& answer, const std::string& items,
+                      const std::byte* numbers) {
   if (part >= answers.size()) answers.resize(part + 1);
   Answer& a = answers[part];
   a.part = answer;

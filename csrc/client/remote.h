@@ -29,6 +29,9 @@ class Remote : public Cargo {
     uint64_t bytes = 0;  // of the larger array
     const Hyper* hyper = nullptr;
     int64_t deadline_ns = limits::kNoDeadline;
+    // Where the arrays are, when a server on the same host can use them in place.
+    const wire::Places* places = nullptr;
+    std::vector<std::shared_ptr<const Segment>> segments = {};
   };
   // Part i is about shards[i], in ascending order.
   void make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
@@ -94,12 +97,13 @@ class Exchange final : public Work, public Remote {
                     uint64_t value, const std::string& body, const std::string& what, int64_t deadline_ns);
   std::vector<Answer> answers;
 
-  void describe(uint32_t part, wire::Part* to) override;
-  void write_items(uint32_t part, std::byte* to) override;
+  void describe(uint32_t part, bool lies, wire::Part* to) override;
+  void write_items(uint32_t part, bool lies, std::byte* to) override;
   const std::byte* numbers(uint32_t) override { return nullptr; }
   void gather(uint32_t, std::byte*) override {}
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
-  Status land(uint32_t part, const wire::Part& answer, const std::string& items, const std::byte* numbers) override;
+  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
+              const std::byte* numbers) override;
   void over(const Status& status) override { end_away(status); }
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 

@@ -84,12 +84,12 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
 
   // Cargo.
-  void describe(uint32_t part, wire::Part* to) override {
+  void describe(uint32_t part, bool, wire::Part* to) override {
     to->items = unique_[part];
     to->items_bytes = unique_[part] * static_cast<uint32_t>(sizeof(uint64_t));
     if (pushes_) to->numbers_bytes = uint64_t{unique_[part]} * client_->spec().dim * size_of(wire_in());
   }
-  void write_items(uint32_t part, std::byte* to) override {
+  void write_items(uint32_t part, bool, std::byte* to) override {
     const Keyed* const keyed = keyed_of(part);
     const uint32_t* const slot = slots_of(part);
     for (size_t i = 0; i < size_of_part(part); ++i) {
@@ -123,7 +123,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     }
   }
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
-  Status land(uint32_t part, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
+  Status land(uint32_t part, bool, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
     if (erase_) erased_.fetch_add(answer.value, std::memory_order_relaxed);
     if (arrays_.out == nullptr) return {};
     const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.out_dtype);

@@ -13,6 +13,12 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   RemoteTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
       : TensorCall(client, what, request), Remote(client->links()) {
     if (request.in != nullptr) in_bytes_ = request.in->bytes();
+    if (request.out != nullptr) out_bytes_ = request.out->bytes();
+  }
+  ~RemoteTensorCall() override {
+    for (std::byte* staged : {staged_in_, staged_out_}) {
+      if (staged != nullptr) session().engine().arena().give(staged);
+    }
   }
 
  protected:
@@ -21,7 +27,9 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   void let_go() override { keep_input(true); }
   void cancel() override {
     if (pushes_) return keep_input(true);
-    withdraw_all(true);
+    // A server that has been told where the output is may still write there.
+    withdraw_all(places_.out_arena == 0);
+    move_out(nullptr, 0, nullptr, [] {});
   }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
@@ -36,6 +44,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   }
   Status launch(How how, int64_t deadline_ns) override {
     const wire::Op op = !pushes_ ? wire::Op::kPull : arrays_.out == nullptr ? wire::Op::kPush : wire::Op::kPushPull;
+    const bool places = find_places();
     make_trips({.op = op,
                 .object = client_->map().object,
                 .dtype_in = arrays_.in_dtype,
@@ -43,7 +52,9 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
                 .bytes = bytes(),
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .deadline_ns = deadline_ns},
+                .deadline_ns = deadline_ns,
+                .places = places ? &places_ : nullptr,
+                .segments = segments_},
                client_->map(), shards_);
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
     if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
@@ -63,22 +74,25 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   }
 
   // Cargo.
-  void describe(uint32_t part, wire::Part* to) override {
+  void describe(uint32_t part, bool lies, wire::Part* to) override {
     const Cut& cut = client_->cut();
     if (!newer_than_.empty()) to->value = newer_than_[shards_[part]];
-    if (pushes_) to->numbers_bytes = count(part) * size_of(arrays_.in_dtype);
+    if (pushes_ && !lies) to->numbers_bytes = count(part) * size_of(arrays_.in_dtype);
     const Span& first = spans(part)[0];
-    if (span_count(part) == 1 && first.n == cut.end_of(shards_[part]) - cut.first_of(shards_[part])) {
+    const bool places = lies && !along(part);
+    if (span_count(part) == 1 && !places && first.n == cut.end_of(shards_[part]) - cut.first_of(shards_[part])) {
       to->flags |= wire::kWhole;
     } else {
+      if (places) to->flags |= wire::kPlaced;
       to->items = static_cast<uint32_t>(span_count(part));
-      to->items_bytes = static_cast<uint32_t>(span_count(part) * 2 * sizeof(uint64_t));
+      to->items_bytes = static_cast<uint32_t>(span_count(part) * (places ? 3 : 2) * sizeof(uint64_t));
     }
   }
-  void write_items(uint32_t part, std::byte* to) override {
+  void write_items(uint32_t part, bool lies, std::byte* to) override {
+    const size_t bytes = (lies && !along(part) ? 3 : 2) * sizeof(uint64_t);
     for (size_t i = 0; i < span_count(part); ++i) {
-      const uint64_t item[2] = {spans(part)[i].first, spans(part)[i].n};
-      std::memcpy(to + i * sizeof item, item, sizeof item);
+      const uint64_t item[3] = {spans(part)[i].first, spans(part)[i].n, spans(part)[i].at};
+      std::memcpy(to + i * bytes, item, bytes);
     }
   }
   const std::byte* numbers(uint32_t part) override {
@@ -99,9 +113,14 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       return nullptr;
     return static_cast<std::byte*>(arrays_.out) + spans(part)[0].at * size;
   }
-  Status land(uint32_t part, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
+  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string&,
+              const std::byte* numbers) override {
     const bool changed = (answer.flags & wire::kUnchanged) == 0;
-    if (changed && arrays_.out != nullptr && answer.numbers_bytes != count(part) * size_of(arrays_.out_dtype)) {
+    if (lies && answer.numbers_bytes != 0)
+      return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has numbers of its own");
+    if (lies && changed && staged_out_ != nullptr && answers()) unstage(part);
+    if (changed && !lies && arrays_.out != nullptr &&
+        answer.numbers_bytes != count(part) * size_of(arrays_.out_dtype)) {
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
                                               std::to_string(answer.numbers_bytes) + " bytes of numbers");
     }
@@ -115,6 +134,51 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   void over(const Status& status) override { end_away(status); }
 
  private:
+  // Where the arrays are in the arena, if a server on the same host can use them there; ordinary ones are copied.
+  bool find_places() {
+    const bool small = std::max(in_bytes_, out_bytes_) < limits::kArenaBytesMin;
+    if (small || !links_->sharing() || !repeats_.empty() || combined_ != nullptr || shards_.empty()) return false;
+    Arena& arena = session().engine().arena();
+    const auto find = [&](void* array, uint64_t bytes, bool copy, std::byte** staged, uint32_t* id, uint64_t* offset) {
+      Place place;
+      if (!arena.locate({static_cast<const std::byte*>(array), bytes}, &place)) {
+        *staged = arena.take(bytes);
+        if (*staged == nullptr || !arena.locate({*staged, bytes}, &place)) return false;
+        if (copy) std::memcpy(*staged, array, bytes);
+      }
+      *id = place.segment->id();
+      *offset = place.offset;
+      segments_.push_back(std::move(place.segment));
+      return true;
+    };
+    if (in_bytes_ != 0) {
+      places_.in_bytes = in_bytes_;
+      if (!find(const_cast<void*>(arrays_.in), in_bytes_, true, &staged_in_, &places_.in_arena, &places_.in_offset))
+        return false;
+      if (staged_in_ != nullptr) arrays_.in = staged_in_;
+    }
+    if (out_bytes_ != 0) {
+      places_.out_bytes = out_bytes_;
+      if (!find(arrays_.out, out_bytes_, false, &staged_out_, &places_.out_arena, &places_.out_offset)) return false;
+    }
+    if (segments_.size() == 2 && segments_[0] == segments_[1]) segments_.pop_back();
+    places_.base = spans_[0].first - spans_[0].at;
+    return true;
+  }
+  // Whether the part's elements lie in the arrays in their own order.
+  bool along(uint32_t part) const {
+    for (size_t i = 0; i < span_count(part); ++i) {
+      if (spans(part)[i].at != spans(part)[i].first - places_.base) return false;
+    }
+    return true;
+  }
+  void unstage(uint32_t part) {
+    const size_t size = size_of(arrays_.out_dtype);
+    for (size_t i = 0; i < span_count(part); ++i) {
+      const Span& s = spans(part)[i];
+      std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, staged_out_ + s.at * size, s.n * size);
+    }
+  }
   uint64_t count(uint32_t part) const {
     uint64_t n = 0;
     for (size_t i = 0; i < span_count(part); ++i) n += spans(part)[i].n;
@@ -158,6 +222,10 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   // The caller has its array back: what is still needed of it is copied. `under_way`: lanes may be using it.
   void keep_input(bool under_way) {
     const void* const from = arrays_.in;
+    if (staged_in_ != nullptr) {
+      if (under_way) move_out(nullptr, 0, nullptr, [] {});
+      return;
+    }
     if (pushes_ && combined_ == nullptr && kept_ == nullptr) {
       kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
       if (in_bytes_ != 0) std::memcpy(kept_.get(), from, in_bytes_);
@@ -170,8 +238,11 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     move_out(from, in_bytes_, from == to ? nullptr : to, [&] { arrays_.in = to; });
   }
 
-  uint64_t in_bytes_ = 0;
+  uint64_t in_bytes_ = 0, out_bytes_ = 0;
   std::unique_ptr<std::byte[]> kept_;
+  wire::Places places_;
+  std::vector<std::shared_ptr<const Segment>> segments_;
+  std::byte *staged_in_ = nullptr, *staged_out_ = nullptr;  // copies of ordinary arrays, in the arena
 };
 
 }  // namespace

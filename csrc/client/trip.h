@@ -6,22 +6,25 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/ref.h"
 #include "base/status.h"
+#include "client/arena.h"
 #include "server/work.h"
 #include "wire/frame.h"
 
 namespace windlass {
 
 // A lane calls these while it sends (describe, items, numbers) or receives (landing, land), one thread at a time.
+// `lies`: the numbers lie in arenas and do not travel.
 class Cargo {
  public:
   // Fills in items, items_bytes, numbers_bytes, value and flags.
-  virtual void describe(uint32_t part, wire::Part* to) = 0;
-  virtual void write_items(uint32_t part, std::byte* to) = 0;
+  virtual void describe(uint32_t part, bool lies, wire::Part* to) = 0;
+  virtual void write_items(uint32_t part, bool lies, std::byte* to) = 0;
   // Where the part's numbers lie together, or nullptr: then gather() writes them.
   virtual const std::byte* numbers(uint32_t part) = 0;
   virtual void gather(uint32_t part, std::byte* to) = 0;
@@ -29,7 +32,8 @@ class Cargo {
   virtual std::byte* landing(uint32_t part, uint64_t bytes) = 0;
   // A part's answer, complete and right. `numbers` is null where there are none or landing() took them. An error means
   // that the answer makes no sense.
-  virtual Status land(uint32_t part, const wire::Part& answer, const std::string& items, const std::byte* numbers) = 0;
+  virtual Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
+                      const std::byte* numbers) = 0;
   // All parts have their answer, or never will.
   virtual void over(const Status& status) = 0;
 
@@ -75,11 +79,15 @@ class Trip : public Counted {
     to->sequence = p.sequence;
     to->clock = p.clock;
     to->flags = p.flags;
-    if ((p.flags & wire::kEmpty) == 0) cargo->describe(p.part, to);
+    if ((p.flags & wire::kEmpty) == 0) cargo->describe(p.part, lies, to);
   }
 
   wire::Header header;  // without length and parts
   std::vector<std::byte> extensions;
+  // Where its arrays can be shared: what is sent instead of extensions, and the memory they lie in.
+  std::vector<std::byte> places;
+  std::vector<std::shared_ptr<const Segment>> segments;
+  bool lies = false;  // they are, in the frame that was last sent
   std::vector<Part> parts;
   uint32_t unanswered = 0;
   int64_t deadline_ns = 0;

@@ -79,7 +79,7 @@ class ParkedOrder final : public Waiting {
           Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
     reply_.part.shard = order_.part.shard;
     reply_.part.term = order_.part.term;
-    (void)object_->run(order_, shard, checked_, out_.data(), &reply_);
+    (void)object_->run(order_, shard, checked_, order_.lying != nullptr ? lying_.out : out_.data(), &reply_);
   }
   // Without it.
   void answer() {
@@ -103,6 +103,7 @@ class ParkedOrder final : public Waiting {
         checked_(std::move(checked)),
         out_bytes_(out_bytes),
         charged_(charged),
+        lying_(order.lying != nullptr ? *order.lying : Lying()),
         deadline_ns_(order.header.deadline_ms == 0 ? limits::kNoDeadline
                                                    : os::now_ns() + int64_t{order.header.deadline_ms} * 1'000'000) {
     std::lock_guard lock(from_->parked_mutex_);
@@ -119,6 +120,9 @@ class ParkedOrder final : public Waiting {
     if (bytes != 0) std::memcpy(to, order_.items, bytes);
     order_.items = to;
     order_.numbers = to + wire::padded(order_.part.items_bytes);
+    if (order_.lying == nullptr) return true;
+    order_.lying = &lying_;
+    order_.numbers = lying_.in;
     return true;
   }
 
@@ -127,6 +131,7 @@ class ParkedOrder final : public Waiting {
   Order order_;
   Status checked_;
   const uint64_t out_bytes_, charged_;
+  const Lying lying_;
   const int64_t deadline_ns_;
   Buffer bytes_, out_;  // mappings of their own: gone when this is, and an answer's only as large as what is written
   Reply reply_;
@@ -242,9 +247,30 @@ class Incoming final : public Helped {
   Hyper hyper;
   size_t hypers = 0;
   bool shared = false;  // several threads read its parts
+  Lying lying;          // where the client's arrays are, when they are in arenas
+  Status misplaced;     // what is wrong with that
+
+  bool lies() const { return (header_.flags & wire::kInArenas) != 0; }
+  void find_arrays(const wire::Places& p) {
+    const Arenas& arenas = from_->guest_->arenas;
+    if (p.in_arena != 0) misplaced = arenas.find(p.in_arena, p.in_offset, p.in_bytes, &lying.in_mapping);
+    if (p.out_arena != 0 && misplaced.ok())
+      misplaced = arenas.find(p.out_arena, p.out_offset, p.out_bytes, &lying.out_mapping);
+    if (!misplaced.ok()) return;
+    if (p.in_arena != 0) {
+      lying.in = lying.in_mapping->data() + p.in_offset;
+      lying.in_bytes = p.in_bytes;
+    }
+    if (p.out_arena != 0) {
+      lying.out = lying.out_mapping->data() + p.out_offset;
+      lying.out_bytes = p.out_bytes;
+    }
+    lying.base = p.base;
+  }
 
   // About how much there is to do.
   uint64_t work_bytes() const {
+    if (lies()) return std::max(lying.in_bytes, lying.out_bytes);
     const bool rows = object_ != nullptr && object_->spec().is_table && header_.operation() == Op::kPull;
     return rows ? header_.length / sizeof(uint64_t) * object_->spec().table.dim * sizeof(float) : header_.length;
   }
@@ -354,7 +380,8 @@ class Incoming final : public Helped {
   }
 
   bool lend(const wire::Part& part, Lent* lent) {
-    if (shared || header_.operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
+    if (shared || lies() || header_.operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole)
+      return false;
     const Order order{header_, part, hyper, hypers, from_->guest_->number, nullptr, nullptr};
     Shard* shard = nullptr;
     return locate(order, &shard).ok() && lent->add(order, *object_, *shard);
@@ -367,7 +394,12 @@ class Incoming final : public Helped {
     reply.part.term = part.term;
     Shard* shard = nullptr;
     Status wrong = check_sums(order);
+    if (lies()) {
+      order.numbers = lying.in;
+      order.lying = &lying;
+    }
     if (wrong.ok()) wrong = locate(order, &shard);
+    if (wrong.ok() && !misplaced.ok() && !order.pushes()) wrong = misplaced;
     if (!wrong.ok()) {
       if (answers->open(0) != nullptr) {
         reply.refuse(wrong);
@@ -376,13 +408,14 @@ class Incoming final : public Helped {
       return;
     }
     uint64_t out_bytes = 0;
-    Status checked = object_->check(order, &out_bytes);
+    Status checked = misplaced.ok() ? object_->check(order, &out_bytes) : misplaced;
     std::byte* out = answers->open(out_bytes);
     if (out == nullptr) {
       checked = Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes) + " bytes");
       out = answers->open(0);
       if (out == nullptr) return;
     }
+    if (lies()) out = lying.out;
     bool parked = false;
     std::vector<std::unique_ptr<ParkedOrder>> freed;
     with_turn(shard->turn, [&] {
@@ -424,11 +457,23 @@ class Incoming final : public Helped {
 };
 
 Connection::Connection(Host& host, int fd, std::string peer, std::string key)
-    : host_(host), fd_(fd), peer_(std::move(peer)), key_(std::move(key)) {
+    : host_(host), fd_(fd), peer_(std::move(peer)), key_(std::move(key)), local_(os::same_host(fd)) {
   os::set_up_socket(fd_, limits::kStallMs);
 }
 
-Connection::~Connection() { os::close_socket(fd_); }
+Connection::~Connection() {
+  os::close_socket(fd_);
+  for (size_t i = 0; i < files_.n; ++i) os::close_file(files_.fds[i]);
+}
+
+bool Connection::wait_ended(int64_t deadline_ns) const {
+  while (ended_.load(std::memory_order_acquire) == 0) {
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    os::wait(ended_, 0, left);
+  }
+  return true;
+}
 
 bool Connection::send(const std::byte* frame, size_t bytes) {
   std::lock_guard lock(sending_);
@@ -455,14 +500,14 @@ bool Connection::send_locked(const std::byte* frame, size_t bytes) {
 // new request is looked for by receiving, which is quickest; the rest of one by polling, since receiving takes a lock
 // that whoever sends needs as well.
 long Connection::receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns) {
-  long got = os::receive_pieces(fd_, pieces, n, false);
+  long got = receive_some(pieces, n, false);
   if (got != os::kWouldBlock) return got;
   if (host_.begin_spin()) {
     const int64_t end = os::now_ns() + spin_ns;
     os::Polled socket{fd_, false, !rest};
     do {
       if (rest) os::poll(&socket, 1, 0);
-      if (socket.ready) got = os::receive_pieces(fd_, pieces, n, false);
+      if (socket.ready) got = receive_some(pieces, n, false);
     } while (got == os::kWouldBlock && os::now_ns() < end);
     host_.end_spin();
   }
@@ -472,7 +517,7 @@ long Connection::receive(const os::Piece* pieces, size_t n, bool rest, int64_t s
     os::poll(&socket, 1, limits::kStagedStallMs * int64_t{1'000'000});
     if (!socket.ready) return os::kBroken;
   }
-  return os::receive_pieces(fd_, pieces, n, true);
+  return receive_some(pieces, n, true);
 }
 
 bool Connection::read(void* to, size_t bytes, size_t behind) {
@@ -514,7 +559,7 @@ bool Connection::wait_for_frame() {
   long n = os::kWouldBlock;
   while (n == os::kWouldBlock) {
     n = busy_ ? receive(&piece, 1, taking_in > limits::kSpinNs, limits::kSpinNs + taking_in)
-              : os::receive_pieces(fd_, &piece, 1, true);
+              : receive_some(&piece, 1, true);
   }
   busy_ = os::now_ns() - begin < kSoonNs + taking_in;
   if (n <= 0) return false;
@@ -536,6 +581,8 @@ void Connection::run() {
   }
   shut_down();
   forget_parked();
+  ended_.store(1, std::memory_order_release);
+  os::wake_all(ended_);
   if (guest_ != nullptr) host_.leave(guest_);
 }
 
@@ -574,7 +621,10 @@ Status Connection::serve_frame() {
     if (!read(extensions, header.extension_bytes)) return ended("within extensions");
     if (crc32c(extensions, header.extension_bytes) != header.extension_crc)
       return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
-    WL_RETURN_IF_ERROR(wire::read_extensions(extensions, header.extension_bytes, incoming->hyper.v, &incoming->hypers));
+    wire::Places places;
+    WL_RETURN_IF_ERROR(
+        wire::read_extensions(extensions, header.extension_bytes, incoming->hyper.v, &incoming->hypers, &places));
+    if (incoming->lies()) incoming->find_arrays(places);
   }
   Server& server = host_.server();
   incoming->shared = header.parts > 1 && server.threads() > 1 && incoming->work_bytes() >= limits::kCrewBytesMin;
@@ -618,6 +668,7 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
     case Op::kHello: answers->emplace_back(); return hello(header, body, &answers->back());
     case Op::kGoodbye: host_.goodbye(guest_); return {};
     case Op::kAsk: answers->push_back(held(body)); return {};
+    case Op::kArena: return arena(body);
     case Op::kOpen: {
       wire::Reader reader(body);
       ObjectSpec spec;
@@ -662,6 +713,25 @@ Status Connection::hello(const wire::Header& header, const std::string& body, st
   if (guest_ == nullptr) WL_RETURN_IF_ERROR(host_.welcome(shared_from_this(), hello, key_, header.session, &guest_));
   *answer = encode(Welcome{host_.incarnation(), guest_->app});
   return {};
+}
+
+// The file came beside the first byte of this very frame, or of one before that did not ask for it.
+Status Connection::arena(const std::string& body) {
+  wire::Reader reader(body);
+  const auto id = reader.get<uint32_t>();
+  reader.get<uint32_t>();
+  const auto bytes = reader.get<uint64_t>();
+  if (!reader.at_end() || id == 0) return Status(Code::kProtocolError, "arena: malformed");
+  if (bytes == 0) {
+    guest_->arenas.drop(id);
+    return {};
+  }
+  if (files_.lost) return Status(Code::kProtocolError, "arena: more files came than are expected");
+  if (files_.n == 0) return Status(Code::kProtocolError, "arena " + std::to_string(id) + ": no file came with it");
+  const int file = files_.fds[0];
+  std::copy(files_.fds + 1, files_.fds + files_.n, files_.fds);
+  --files_.n;
+  return guest_->arenas.add(id, bytes, file, host_.arena_bytes_max());
 }
 
 std::string Connection::held(const std::string& asked) {

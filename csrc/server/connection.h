@@ -34,6 +34,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void run();
   void shut_down() { os::shut_down(fd_); }
+  // Whether nothing that came on this connection is under way any more, by then.
+  bool wait_ended(int64_t deadline_ns) const;
   // A whole frame; false when the peer is gone or does not read.
   bool send(const std::byte* frame, size_t bytes);
   // The same in pieces, of memory that is only lent: it is given back before anything waits for the peer. What the
@@ -56,6 +58,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
     return ahead_.data() + std::exchange(ahead_begin_, ahead_begin_ + bytes);
   }
   long receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns);
+  long receive_some(const os::Piece* pieces, size_t n, bool wait) {
+    return os::receive_pieces(fd_, pieces, n, wait, local_ ? &files_ : nullptr);
+  }
+  Status arena(const std::string& body);
   bool wait_for_frame();
   Status serve_frame();
   Status serve_control(const wire::Header& header);
@@ -68,6 +74,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Host& host_;
   const int fd_;
   const std::string peer_, key_;
+  const bool local_;  // the client is on the same host, and may share memory
+  os::Files files_;   // that came and have not been asked for yet
+  std::atomic<uint32_t> ended_{0};
   std::shared_ptr<Guest> guest_;  // once it has said hello
 
   Buffer ahead_;  // read from the socket and not used yet

@@ -239,8 +239,9 @@ TEST(decoders_read_any_mutated_frame) {
       CHECK(h.length <= limits::kFrameBytesMax && h.parts <= limits::kPartsMax);
       if (h.extension_bytes > bytes.size() - at) continue;
       double hyper[limits::kRuleHyperMax];
+      wire::Places places;
       size_t n = 0;
-      if (!wire::read_extensions(copy.get() + at, h.extension_bytes, hyper, &n).ok()) ++refused;
+      if (!wire::read_extensions(copy.get() + at, h.extension_bytes, hyper, &n, &places).ok()) ++refused;
       CHECK(n <= limits::kRuleHyperMax);
       at += h.extension_bytes;
       for (uint32_t i = 0; i < h.parts && at + limits::kSectionBytes <= bytes.size(); ++i) {

@@ -7,7 +7,8 @@
 
 namespace windlass {
 
-Host::Host(int threads, uint64_t memory_bytes_max) : server_(threads, memory_bytes_max) {}
+Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max)
+    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max) {}
 
 Host::~Host() { (void)close(limits::kNoDeadline); }
 
@@ -68,6 +69,17 @@ size_t Host::guests() {
 
 Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                      uint64_t incarnation, std::shared_ptr<Guest>* out) {
+  std::shared_ptr<Connection> old;
+  WL_RETURN_IF_ERROR(welcome_locked(connection, hello, key, incarnation, out, &old));
+  // What the old one has begun may write into the client's memory: it ends before the client may send anything again.
+  if (old == nullptr || (*out)->arenas.empty() || old->wait_ended(os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
+    return {};
+  leave(*out);
+  return Status(Code::kCorrupt, "the connection before this one is still at work");
+}
+
+Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
+                            uint64_t incarnation, std::shared_ptr<Guest>* out, std::shared_ptr<Connection>* old) {
   std::lock_guard lock(mutex_);
   const auto known = guests_.find(key);
   if (known == guests_.end() && hello.known == incarnation_) {
@@ -106,7 +118,9 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
     return Status(Code::kAccessDenied, "hello: the session key belongs to another session");
   }
   // A connection that is re-made replaces the one before, which may not have noticed yet that it is dead.
-  if (const auto old = guest->lanes[hello.lane].lock(); old != nullptr && old != connection) old->shut_down();
+  *old = guest->lanes[hello.lane].lock();
+  if (*old == connection) *old = nullptr;
+  if (*old != nullptr) (*old)->shut_down();
   guest->lanes[hello.lane] = connection;
   ++guest->connections;
   *out = guest;
@@ -146,7 +160,9 @@ void Host::goodbye(const std::shared_ptr<Guest>& guest) {
 void Host::leave(const std::shared_ptr<Guest>& guest) {
   std::lock_guard lock(mutex_);
   guest->left_ns = os::now_ns();
-  if (--guest->connections != 0 || !guest->over) return;
+  if (--guest->connections != 0) return;
+  guest->arenas.clear();  // who comes back brings them again
+  if (!guest->over) return;
   free_numbers_.push_back(guest->number);
   guests_.erase(guest->key);
 }

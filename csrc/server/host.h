@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/os.h"
+#include "server/arenas.h"
 #include "server/catalogue.h"
 #include "server/hosted.h"
 #include "server/server.h"
@@ -34,11 +35,13 @@ struct Guest {
   uint32_t connections = 0;
   int64_t left_ns = 0;  // when its last connection ended
   bool over = false;    // it said goodbye
+  Arenas arenas;        // while it has a connection
 };
 
 class Host {
  public:
-  Host(int threads, uint64_t memory_bytes_max);
+  // arena_bytes_max: what one session may share.
+  Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max = ~uint64_t{0});
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
   ~Host();
@@ -64,6 +67,7 @@ class Host {
   Status detach(const ObjectSpec& spec, const Map& map);
   Status list(std::vector<Catalogue::Entry>* out);
   std::shared_ptr<Hosted> find(uint32_t object);
+  uint64_t arena_bytes_max() const { return arena_bytes_max_; }
 
   // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it. Parts that are
   // huge have a place of their own, for one at a time, so that others do not wait for them.
@@ -79,11 +83,14 @@ class Host {
 
  private:
   void ended(Connection* connection);
+  Status welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
+                        uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old);
   void forget_one();
   bool unused();
 
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;
+  const uint64_t arena_bytes_max_;
   Server server_;
   Budget parked_{limits::kParkedBytesMax};
 

@@ -9,33 +9,38 @@ namespace {
 
 using wire::Op;
 
-struct WireSpan {
-  uint64_t first;
-  uint64_t n;
-};
+bool placed(const Order& o) { return (o.part.flags & wire::kPlaced) != 0; }
+size_t span_bytes(const Order& o) { return (placed(o) ? 3 : 2) * sizeof(uint64_t); }
 
-WireSpan span_at(const Order& o, uint32_t i) {
-  WireSpan s;
-  std::memcpy(&s, o.items + i * sizeof s, sizeof s);
-  return s;
+// A span as it was sent. In arenas it has a place in the arrays; `at` may be beyond them and is checked.
+Span span_at(const Order& o, uint32_t i) {
+  uint64_t s[3] = {};
+  std::memcpy(s, o.items + i * span_bytes(o), span_bytes(o));
+  return {s[0], s[1], placed(o) ? s[2] : o.lying != nullptr ? s[0] - o.lying->base : 0};
 }
 
-// The spans of an order that was checked; its numbers lie one behind the other.
+// The spans of an order that was checked. In a frame the numbers lie one behind the other.
 const std::vector<Span>& spans_of(const Order& o, const Cut& cut) {
   static thread_local std::vector<Span> spans;
   spans.clear();
   if ((o.part.flags & wire::kWhole) != 0) {
     const uint64_t first = cut.first_of(o.part.shard);
-    spans.push_back({first, cut.end_of(o.part.shard) - first, 0});
+    spans.push_back({first, cut.end_of(o.part.shard) - first, o.lying != nullptr ? first - o.lying->base : 0});
     return spans;
   }
   uint64_t at = 0;
   for (uint32_t i = 0; i < o.part.items; ++i) {
-    const WireSpan s = span_at(o, i);
-    spans.push_back({s.first, s.n, at});
-    at += s.n;
+    spans.push_back(span_at(o, i));
+    if (o.lying == nullptr) spans.back().at = at;
+    at += spans.back().n;
   }
   return spans;
+}
+
+// Whether `n` elements at `at` lie within an array of so many bytes.
+bool fits(uint64_t at, uint64_t n, uint64_t bytes, Dtype dtype) {
+  const uint64_t elements = bytes / size_of(dtype);
+  return at <= elements && n <= elements - at;
 }
 
 const std::vector<Keyed>& keys_of(const Order& o) {
@@ -53,6 +58,8 @@ Dtype dtype_in(const Order& o) { return static_cast<Dtype>(o.header.dtype_in); }
 Dtype dtype_out(const Order& o) { return static_cast<Dtype>(o.header.dtype_out); }
 
 bool wants_numbers(Op op) { return op == Op::kPull || op == Op::kPushPull; }
+// Outputs that go past the cache: the client's own, where they are large.
+bool streams(const Order& o) { return o.lying != nullptr && o.lying->out_bytes >= limits::kStreamBytesMin; }
 bool brings_numbers(const Order& o) {
   return (o.op() == Op::kPush || o.op() == Op::kPushPull) && (o.part.flags & wire::kEmpty) == 0;
 }
@@ -98,6 +105,7 @@ Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
   } else if (o.part.numbers_bytes != 0) {
     return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(o.part.numbers_bytes) + " bytes");
   }
+  if (placed(o) && o.lying == nullptr) return refused(Code::kInvalidArgument, "places without arenas");
   if ((o.part.flags & wire::kEmpty) != 0 && o.op() == Op::kPush) return {};
   return spec_.is_table ? check_table(o, out_bytes) : check_tensor(o, out_bytes);
 }
@@ -112,8 +120,8 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   const uint64_t first = cut.first_of(o.part.shard), end = cut.end_of(o.part.shard);
   uint64_t elements = end - first;
   if ((o.part.flags & wire::kWhole) == 0) {
-    if (o.part.items_bytes != uint64_t{o.part.items} * sizeof(WireSpan)) {
-      return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{o.part.items} * sizeof(WireSpan)) +
+    if (o.part.items_bytes != uint64_t{o.part.items} * span_bytes(o)) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{o.part.items} * span_bytes(o)) +
                                                " bytes of spans, saw " + std::to_string(o.part.items_bytes));
     }
     const bool whole_rows = layout_of(spec.rule.kind).row_scalars != 0 && o.pushes();
@@ -121,7 +129,7 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
     const uint64_t most = o.pushes() ? end - first : limits::kNumbersBytesMax / size_of(dtype_out(o));
     elements = 0;
     for (uint32_t i = 0; i < o.part.items; ++i) {
-      const WireSpan s = span_at(o, i);
+      const Span s = span_at(o, i);
       if (s.first < first || s.first >= end || s.n > end - s.first || s.n > most - elements ||
           (whole_rows && (s.first % cut.row != 0 || s.n % cut.row != 0))) {
         return refused(Code::kShapeMismatch, "elements " + std::to_string(s.first) + " + " + std::to_string(s.n) +
@@ -131,14 +139,15 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
       elements += s.n;
     }
   }
+  if (o.lying != nullptr) WL_RETURN_IF_ERROR(check_lying(o));
   if (brings_numbers(o)) {
-    const uint64_t bytes = elements * size_of(dtype_in(o));
+    const uint64_t bytes = o.lying != nullptr ? 0 : elements * size_of(dtype_in(o));
     if (!may_travel(dtype_in(o), spec.dtype) || o.part.numbers_bytes != bytes) {
       return refused(Code::kShapeMismatch, "expected " + std::to_string(elements) + " numbers for " +
                                                name_of(spec.dtype) + ", saw " + std::to_string(o.part.numbers_bytes) +
                                                " bytes of " + name_of(dtype_in(o)));
     }
-    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, elements) && !broken(Break::kNonfinite)) {
+    if (spec.reject_nonfinite && !finite(o, elements) && !broken(Break::kNonfinite)) {
       return refused(Code::kNonFinite,
                      "the gradient has NaN or infinity; nothing was applied to shard " + std::to_string(o.part.shard));
     }
@@ -148,12 +157,34 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kShapeMismatch,
                      std::string("holds ") + name_of(spec.dtype) + ", asked for " + name_of(dtype_out(o)));
     }
-    *out_bytes = elements * size_of(dtype_out(o));
+    *out_bytes = o.lying != nullptr ? 0 : elements * size_of(dtype_out(o));
   }
   return {};
 }
 
+// Whether the client's arrays have what the spans are about.
+Status Hosted::check_lying(const Order& o) const {
+  for (const Span& s : spans_of(o, tensor_->cut())) {
+    if (brings_numbers(o) && !fits(s.at, s.n, o.lying->in_bytes, dtype_in(o)))
+      return refused(Code::kShapeMismatch, "the gradient has " + std::to_string(o.lying->in_bytes) +
+                                               " bytes, too few for shard " + std::to_string(o.part.shard));
+    if (wants_numbers(o.op()) && !fits(s.at, s.n, o.lying->out_bytes, dtype_out(o)))
+      return refused(Code::kShapeMismatch, "the output has " + std::to_string(o.lying->out_bytes) +
+                                               " bytes, too few for shard " + std::to_string(o.part.shard));
+  }
+  return {};
+}
+
+bool Hosted::finite(const Order& o, uint64_t elements) const {
+  if (o.lying == nullptr) return kernels().finite(dtype_in(o), o.numbers, elements);
+  for (const Span& s : spans_of(o, tensor_->cut())) {
+    if (!kernels().finite(dtype_in(o), o.numbers + s.at * size_of(dtype_in(o)), s.n)) return false;
+  }
+  return true;
+}
+
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
+  if (o.lying != nullptr || placed(o)) return refused(Code::kInvalidArgument, "rows do not lie in arenas");
   const TableSpec& spec = spec_.table;
   if (o.op() == Op::kFingerprint || o.op() == Op::kRows) return {};
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
@@ -250,8 +281,8 @@ bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte*
 }
 
 const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const {
-  if (tensor_ == nullptr || o.op() != Op::kPull || o.part.flags != wire::kWhole || o.part.bytes() != 0 ||
-      o.part.value != 0 || dtype_out(o) != spec_.tensor.dtype)
+  if (tensor_ == nullptr || o.lying != nullptr || o.op() != Op::kPull || o.part.flags != wire::kWhole ||
+      o.part.bytes() != 0 || o.part.value != 0 || dtype_out(o) != spec_.tensor.dtype)
     return nullptr;
   const Record& record = shard.records.of(o.session, o.header.session);
   if (o.part.sequence > record.sequence) return nullptr;
@@ -271,7 +302,7 @@ Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
     return {};
   }
   const bool answers = o.op() == Op::kPushPull;
-  const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), false};
+  const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), streams(o)};
   if (table_ != nullptr) {
     WL_RETURN_IF_ERROR(table_->apply(shard, o.hyper, keys_of(o).data(), o.part.items, arrays));
     reply->numbers_bytes = answers ? uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o)) : 0;
@@ -279,13 +310,14 @@ Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
   tensor_->apply(shard, o.hyper, spans.data(), spans.size(), arrays);
-  if (answers && !spans.empty()) reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
+  if (answers && !spans.empty() && o.lying == nullptr)
+    reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};
 }
 
 Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
   const uint32_t index = o.part.shard;
-  const Arrays arrays{nullptr, out, Dtype::kFloat32, dtype_out(o), false};
+  const Arrays arrays{nullptr, out, Dtype::kFloat32, dtype_out(o), streams(o)};
   switch (o.op()) {
     case Op::kFingerprint:
       reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_->fingerprint(index);
@@ -319,7 +351,8 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
   tensor_->read(spans.data(), spans.size(), arrays);
-  if (!spans.empty()) reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
+  if (!spans.empty() && o.lying == nullptr)
+    reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};
 }
 

@@ -10,11 +10,21 @@
 #include <memory>
 #include <string>
 
+#include "server/arenas.h"
 #include "server/server.h"
 #include "transport/messages.h"
 #include "wire/frame.h"
 
 namespace windlass {
+
+// Arrays of a client that are mapped here, of all parts of a request.
+struct Lying {
+  std::shared_ptr<const Mapping> in_mapping, out_mapping;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  uint64_t in_bytes = 0, out_bytes = 0;
+  uint64_t base = 0;  // element e of a tensor is at e - base
+};
 
 // One part of a request.
 struct Order {
@@ -25,6 +35,8 @@ struct Order {
   uint32_t session = 0;  // the number under which shards keep its records
   const std::byte* items = nullptr;
   const std::byte* numbers = nullptr;
+  // Where the client's own arrays are, when they are in arenas: `numbers` is then the beginning of the input.
+  const Lying* lying = nullptr;
 
   wire::Op op() const { return header.operation(); }
   // Whether it is numbered and changes the shard.
@@ -68,6 +80,8 @@ class Hosted {
   Hosted(ObjectSpec spec, Map map) : spec_(std::move(spec)), map_(std::move(map)) {}
   Status check_tensor(const Order& order, uint64_t* out_bytes) const;
   Status check_table(const Order& order, uint64_t* out_bytes) const;
+  Status check_lying(const Order& order) const;
+  bool finite(const Order& order, uint64_t elements) const;
   Status refused(Code code, const std::string& why) const;
   Status apply(const Order& order, std::byte* out, Reply* reply);
   Status read(const Order& order, std::byte* out, Reply* reply);

@@ -35,6 +35,10 @@ class Outbox {
     --queued_;
     return &it->second.what;
   }
+  const T* peek() const {  // the same, without sending it
+    if (queued_ == 0) return nullptr;
+    return &std::find_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.sent; })->second.what;
+  }
   // The one that has been without an answer for longest; nullptr when nothing is.
   const T* oldest_sent() const {
     const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return e.second.sent; });

@@ -44,6 +44,7 @@ const char* name_of(Op op) {
     case Op::kFingerprint: return "fingerprint";
     case Op::kScan: return "export";
     case Op::kDetach: return "detach";
+    case Op::kArena: return "arena";
   }
   return "?";
 }
@@ -95,7 +96,19 @@ void write_hyper(const double* values, size_t n, std::vector<std::byte>* to) {
   std::memcpy(to->data() + 8, values, n * sizeof(double));
 }
 
-Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n) {
+void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to) {
+  constexpr size_t kBehind = 8 + sizeof(Places);
+  const uint16_t head[2] = {kPlacesExtension, sizeof(Places)};
+  const uint16_t next[2] = {kHyperExtension, static_cast<uint16_t>(n * sizeof(double))};
+  to->assign(padded(kBehind + (n != 0 ? 8 + n * sizeof(double) : 0)), std::byte{0});
+  std::memcpy(to->data(), head, sizeof head);
+  std::memcpy(to->data() + 8, &places, sizeof places);
+  if (n == 0) return;
+  std::memcpy(to->data() + kBehind, next, sizeof next);
+  std::memcpy(to->data() + kBehind + 8, hyper, n * sizeof(double));
+}
+
+Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n, Places* places) {
   *n = 0;
   for (size_t at = 0; at + 8 <= bytes;) {
     uint16_t head[2];
@@ -109,6 +122,9 @@ Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_
         return at_most("extension 1: bytes of hyperparameters", limits::kRuleHyperMax * sizeof(double), length);
       std::memcpy(hyper, from + at, length);
       *n = length / sizeof(double);
+    } else if (type == kPlacesExtension) {
+      if (length != sizeof(Places)) return expected("extension 0x8002: bytes", sizeof(Places), length);
+      std::memcpy(places, from + at, length);
     } else if ((type & kMustUnderstand) != 0) {
       return broken("extension " + std::to_string(type) + " must be understood and is not");
     }

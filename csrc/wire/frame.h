@@ -34,16 +34,18 @@ enum class Op : uint8_t {
   kFingerprint,
   kScan,
   kDetach,
+  kArena,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kDetach);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kArena);
 // Operations that are about no shard: one part with a body.
-constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach; }
+constexpr bool is_control(Op op) { return op < Op::kPush || op >= Op::kDetach; }
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;
 inline constexpr uint8_t kVersion = 1;
 inline constexpr uint8_t kAnswer = 0x80;     // in `op`
 inline constexpr uint16_t kChecksummed = 1;  // in Header::flags
+inline constexpr uint16_t kInArenas = 2;     // likewise: numbers lie in arenas, not in the frame
 
 struct Header {
   uint32_t magic = kMagic;
@@ -77,6 +79,7 @@ enum PartFlag : uint16_t {
   kWhole = 8,       // the whole shard, no spans
   kUnchanged = 16,  // nothing newer, no numbers
   kMore = 32,       // a scan that is not at its end
+  kPlaced = 64,     // every span or key says where its numbers are
 };
 
 struct Part {
@@ -115,9 +118,21 @@ Status decode(const std::byte* from, Part* part);
 // Extensions: a list of (type, length, bytes).
 inline constexpr uint16_t kHyperExtension = 1;
 inline constexpr uint16_t kMustUnderstand = 0x8000;
+inline constexpr uint16_t kPlacesExtension = 2 | kMustUnderstand;
+
+// Where the arrays of a request lie when they are in arenas.
+struct Places {
+  uint32_t in_arena = 0, out_arena = 0;  // 0: there is no such array
+  uint64_t in_offset = 0, in_bytes = 0;
+  uint64_t out_offset = 0, out_bytes = 0;
+  uint64_t base = 0;  // element e of a tensor is at e - base
+};
+static_assert(sizeof(Places) == 48);
+
 void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
+void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);
 // Reads the list; `hyper` has room for limits::kRuleHyperMax, *n becomes how many there were.
-Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n);
+Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n, Places* places);
 
 // Bodies are written and read number by number.
 class Writer {

@@ -100,7 +100,8 @@ class Extensions {
   Status read(double* hyper, size_t* n) const {
     const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes_.size());
     std::memcpy(copy.get(), bytes_.data(), bytes_.size());
-    return read_extensions(copy.get(), bytes_.size(), hyper, n);
+    Places places;
+    return read_extensions(copy.get(), bytes_.size(), hyper, n, &places);
   }
   Status read() const {
     double hyper[limits::kRuleHyperMax];
@@ -328,7 +329,8 @@ TEST(hyperparameters_come_back_as_they_were_sent) {
     write_hyper(sent, n, &bytes);
     CHECK_EQ(bytes.size() % kBytes, 0u);
     size_t seen = 99;
-    CHECK_OK(read_extensions(bytes.data(), bytes.size(), got, &seen));
+    Places places;
+    CHECK_OK(read_extensions(bytes.data(), bytes.size(), got, &seen, &places));
     CHECK_EQ(seen, n);
     CHECK(std::memcmp(sent, got, n * sizeof(double)) == 0);
   }

@@ -480,7 +480,7 @@ WRONG_OPTIONS: dict[str, dict[str, Any]] = {
     "timeout must be at least 0": {"servers": [ADDRESS], "timeout": -1},
     "threads and memory_bytes_max are settings of `windlass server`": {"servers": [ADDRESS], "threads": 1},
     "go with servers": {"app": "mine"},
-    "token and checksums go with servers": {"checksums": True},
+    "checksums and transport go with servers": {"checksums": True},
 }
 
 
@@ -673,9 +673,12 @@ def test_a_pull_that_is_away_cannot_be_cancelled_and_one_that_is_not_can(cluster
             assert waits.cancel() is True
         with pytest.raises(wl.Cancelled, match="pull of tensor 'w': cancelled"):
             waits.wait()
-        tensor.push(out).cancel()  # it is not lent any more
+        again = tensor.push(out)  # it is not lent any more
+        assert again.cancel() is True
     assert not away.wait().any()
     push.wait()
+    with pytest.raises(wl.Cancelled):
+        again.wait()
     assert (tensor.pull(out=out) == 1).all()
 
 

@@ -36,13 +36,13 @@ def run(console: Console, rows: int, quick: bool = False) -> Suite:
     suite = Suite(f"windlass bench wire ({_core.isa()}, {_core.cores()} cores, {rows / 1e6:g} M rows)", console)
     rounds = 2 if quick else 7
     for kind in KINDS:
-        with Bare(kind) as bare, Servers(1, kind=kind) as servers, servers.connect() as cluster:
+        with Bare(kind) as bare, Servers(1, kind=kind) as servers, servers.connect(transport="socket") as cluster:
             for megabytes in (1, 16, 100):
                 dense(suite, cluster, bare, megabytes, rounds)
             smallest_pull(suite, cluster, bare, rounds)
             idle(suite, servers, kind, 1.0 if quick else 3.0)
             growth(suite, servers, cluster, kind, 2_000 if quick else 100_000)
-    with Bare("unix") as bare, Servers(1, kind="unix") as servers, servers.connect() as cluster:
+    with Bare("unix") as bare, Servers(1, kind="unix") as servers, servers.connect(transport="socket") as cluster:
         table(suite, cluster, bare, rows, rounds)
     return suite
 

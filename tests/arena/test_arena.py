@@ -1,0 +1,204 @@
+"""Memory shared with servers on the same host: the same results as sent, and nothing of it that can hurt."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import windlass as wl
+from windlass.testing import Servers
+
+ROWS, ROW = 700, 1000  # 2.8 MB: many shards on both servers
+FLOAT32 = np.float32
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Servers]:
+    with Servers(2, kind="unix", threads=2) as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster(pair: Servers) -> Iterator[wl.Cluster]:
+    with pair.connect(transport="arena", timeout=20, app=f"app{time.monotonic_ns()}") as cluster:
+        yield cluster
+
+
+def mapped_bytes(servers: Servers, i: int) -> int:
+    """What the server has mapped of its clients' memory."""
+    total = 0
+    for line in pathlib.Path(f"/proc/{servers.pids[i]}/maps").read_text().splitlines():
+        if "/memfd:windlass" in line:
+            first, _, end = line.split()[0].partition("-")
+            total += int(end, 16) - int(first, 16)
+    return total
+
+
+def eventually_unmapped(servers: Servers) -> None:
+    deadline = time.monotonic() + 10
+    while any(mapped_bytes(servers, i) for i in range(2)):
+        assert time.monotonic() < deadline, "memory of clients is still mapped"
+        time.sleep(0.02)
+
+
+# -- the same results ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("rule", [wl.SGD(lr=0.1), wl.Adam(lr=0.01), wl.SGD(lr=0.1, momentum=0.9)], ids=str)
+def test_what_is_pushed_and_pulled_in_place_is_what_the_embedded_engine_makes(
+    cluster: wl.Cluster, pair: Servers, rule: wl.SGD | wl.Adam, registered: bool
+):
+    rng = np.random.default_rng(0)
+    with wl.connect() as embedded:
+        init = wl.Normal(std=1.0)
+        theirs, ours = (c.tensor("w", (ROWS, ROW), rule=rule, init=init, seed=7) for c in (cluster, embedded))
+        grad = cluster.empty((ROWS, ROW)) if registered else np.empty((ROWS, ROW), FLOAT32)
+        out = cluster.empty((ROWS, ROW)) if registered else np.empty((ROWS, ROW), FLOAT32)
+        for step in range(4):
+            grad[:] = rng.standard_normal((ROWS, ROW), dtype=FLOAT32)
+            expected = ours.push_pull(np.array(grad))
+            np.testing.assert_array_equal(theirs.push_pull(grad, out=out), expected)
+            rows = slice(100 * step, 100 * step + 250)
+            ours[rows].push(grad[rows].copy()).wait()
+            theirs[rows].push(grad[rows]).wait()
+            np.testing.assert_array_equal(theirs.pull(out=out), ours.pull())
+            listed = rng.permutation(ROWS)[:300]
+            np.testing.assert_array_equal(theirs[listed].push_pull(grad[:300]), ours[listed].push_pull(grad[:300]))
+            many = rng.integers(0, ROWS, 400)  # some of them several times
+            np.testing.assert_array_equal(theirs[many].pull(out=out[:400]), ours[many].pull())
+            np.testing.assert_array_equal(theirs[many].push_pull(grad[:400]), ours[many].push_pull(grad[:400]))
+        assert theirs.fingerprint() == ours.fingerprint()
+    if registered:
+        assert all(mapped_bytes(pair, i) >= 2 * ROWS * ROW * 4 for i in range(2))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_other_dtypes_and_versions(cluster: wl.Cluster, dtype: str):
+    w = cluster.tensor("sum", (ROWS * ROW,), rule=wl.Sum(), dtype=dtype)
+    grad, out = cluster.empty(ROWS * ROW, dtype), cluster.empty(ROWS * ROW, dtype)
+    grad[:] = np.arange(ROWS * ROW)
+    for k in (1, 2):
+        np.testing.assert_array_equal(w.push_pull(grad, out=out), k * grad)
+    first = w.pull(out=out, newer_than=0)
+    assert first.changed
+    assert not w.pull(out=out, newer_than=first.version).changed
+    w[5:6].push(grad[5:6]).wait()
+    assert w.pull(out=out, newer_than=first.version).changed
+    assert out[5] == 15
+
+
+def test_futures_of_ordinary_arrays_take_a_copy(cluster: wl.Cluster):
+    w = cluster.tensor("w", ROWS * ROW, rule=wl.Sum())
+    grad = np.ones(ROWS * ROW, FLOAT32)
+    pushes = []
+    for k in range(8):
+        grad[:] = 10**k
+        pushes.append(w.push(grad))
+    pulled = w.pull_async()
+    grad[:] = -1
+    for push in pushes:
+        push.wait()
+    assert (pulled.wait() == 11111111).all()
+
+
+def test_numbers_that_must_be_finite_are_checked_where_they_lie(cluster: wl.Cluster):
+    w = cluster.tensor("w", ROWS * ROW, rule=wl.Sum(), reject_nonfinite=True)
+    grad = cluster.empty(ROWS * ROW)
+    grad[:] = 1
+    grad[-1] = np.nan
+    with pytest.raises(wl.NonFinite):
+        w.push(grad).wait()
+    assert not w.pull().any()
+
+
+# -- loans -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_borrowed_array_is_refused_until_the_request_is_done(cluster: wl.Cluster, pair: Servers):
+    w = cluster.tensor("w", ROWS * ROW, rule=wl.Sum())
+    grad, out = cluster.empty(ROWS * ROW), cluster.empty(ROWS * ROW)
+    grad[:] = 1
+    w.push_pull(grad, out=out)
+    for pid in pair.pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(wl.Timeout):
+            w.push_pull(grad, out=out, timeout=0.05)
+        for array in (grad, out):
+            with pytest.raises(wl.BufferInUse):
+                w.push(array)
+    finally:
+        for pid in pair.pids:
+            os.kill(pid, signal.SIGCONT)
+    assert (w.pull() == 2).all()
+    w.push(grad).wait()  # the loan has ended with the answer
+    ordinary = np.full(ROWS * ROW, 5, FLOAT32)
+    for pid in pair.pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(wl.Timeout):
+            w.pull(out=ordinary, timeout=0.05)
+    finally:
+        for pid in pair.pids:
+            os.kill(pid, signal.SIGCONT)
+    assert (w.pull() == 3).all()
+    assert (ordinary == 5).all()  # it was the caller's again when the call returned
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_keeps_no_memory_of_clients_that_are_gone_or_have_freed_it(pair: Servers):
+    with pair.connect(transport="arena", app="freed") as cluster:
+        w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+        for _ in range(3):
+            w.push(np.ones(1 << 20, FLOAT32)).wait()
+        assert mapped_bytes(pair, 0) > 0
+    eventually_unmapped(pair)
+    code = f"""
+import numpy as np, sys
+import windlass as wl
+cluster = wl.connect(servers={pair.addresses!r}, transport="arena", app="killed")
+w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+grad, out = cluster.empty(1 << 20), cluster.empty(1 << 20)
+grad[:] = 1
+print("there", flush=True)
+while True:
+    w.push_pull(grad, out=out)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"there\n"
+        time.sleep(0.2)
+        assert mapped_bytes(pair, 0) > 0
+        worker.kill()
+    eventually_unmapped(pair)
+    with pair.connect(app="killed") as cluster:  # every shard has whole pushes
+        values = cluster.tensor("w", 1 << 20, rule=wl.Sum()).pull()
+        assert (values == np.round(values)).all()
+        assert values[0] > 0
+
+
+def test_an_arena_above_the_cap_is_refused_with_the_number():
+    with Servers(1, kind="unix", arena_bytes_max=8 << 20) as servers, servers.connect(transport="arena") as cluster:
+        w = cluster.tensor("w", 4 << 20, rule=wl.Sum())
+        grad = cluster.empty(4 << 20)
+        grad[:] = 1
+        w.push(grad).wait()  # sent, while the server says what it thinks of the arena
+        with pytest.raises(wl.ResourceExhausted, match=f"at most {8 << 20} in all"):
+            w.push(grad).wait()
+        assert (w[:1000].pull() == 1).all()  # others go on
+
+
+def test_wrong_transports_are_refused():
+    with pytest.raises(wl.InvalidArgument, match="transport must be"):
+        wl.connect(servers=["unix://@x"], transport="pigeon")
+    with pytest.raises(wl.InvalidArgument, match="needs servers on Unix sockets"):
+        wl.connect(servers=["tcp://127.0.0.1:1"], transport="arena")
