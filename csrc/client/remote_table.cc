@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "client/remote.h"
+#include "client/sharing.h"
 #include "client/table.h"
 
 namespace windlass {
@@ -14,8 +15,9 @@ constexpr size_t kBlock = 256;  // rows that are handed to a kernel at once
 class RemoteTableCall final : public TableCall, public Remote {
  public:
   RemoteTableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request)
-      : TableCall(client, what, request), Remote(client->links()) {
+      : TableCall(client, what, request), Remote(client->links()), sharing_(session().engine().arena()) {
     if (request.in != nullptr) in_bytes_ = request.in->bytes();
+    if (request.out != nullptr) out_bytes_ = request.out->bytes();
     find_repeats();
   }
 
@@ -25,7 +27,9 @@ class RemoteTableCall final : public TableCall, public Remote {
   void let_go() override { keep_input(true); }
   void cancel() override {
     if (pushes_ || erase_) return keep_input(true);
-    withdraw_all(true);
+    // A server that has been told where the output is may still write there.
+    withdraw_all(!sharing_.found());
+    move_out(nullptr, 0, nullptr, [] {});
   }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
@@ -49,6 +53,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                         : arrays_.out == nullptr ? wire::Op::kPush
                                                  : wire::Op::kPushPull;
     const uint64_t rows = groups_.total() * client_->spec().dim * sizeof(float);
+    const bool places = find_places();
     make_trips({.op = op,
                 .object = client_->map().object,
                 .dtype_in = wire_in(),
@@ -56,7 +61,9 @@ class RemoteTableCall final : public TableCall, public Remote {
                 .flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0)),
                 .bytes = erase_ ? groups_.total() * sizeof(uint64_t) : rows,
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .deadline_ns = deadline_ns},
+                .deadline_ns = deadline_ns,
+                .places = places ? &sharing_.places : nullptr,
+                .segments = sharing_.segments},
                client_->map(), shards_);
     for (uint32_t part = 0; part < shards_.size(); ++part) {
       const uint64_t bytes = uint64_t{unique_[part]} * client_->spec().dim * sizeof(float);
@@ -84,13 +91,26 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
 
   // Cargo.
-  void describe(uint32_t part, bool, wire::Part* to) override {
+  void describe(uint32_t part, bool lies, wire::Part* to) override {
+    if (lies) {  // every key as often as it comes: the server does what we would
+      to->flags |= wire::kPlaced;
+      to->items = static_cast<uint32_t>(size_of_part(part));
+      to->items_bytes = to->items * static_cast<uint32_t>(2 * sizeof(uint64_t));
+      return;
+    }
     to->items = unique_[part];
     to->items_bytes = unique_[part] * static_cast<uint32_t>(sizeof(uint64_t));
     if (pushes_) to->numbers_bytes = uint64_t{unique_[part]} * client_->spec().dim * size_of(wire_in());
   }
-  void write_items(uint32_t part, bool, std::byte* to) override {
+  void write_items(uint32_t part, bool lies, std::byte* to) override {
     const Keyed* const keyed = keyed_of(part);
+    if (lies) {
+      for (size_t i = 0; i < size_of_part(part); ++i) {
+        const uint64_t item[2] = {unmix(keyed[i].hash), keyed[i].at};
+        std::memcpy(to + i * sizeof item, item, sizeof item);
+      }
+      return;
+    }
     const uint32_t* const slot = slots_of(part);
     for (size_t i = 0; i < size_of_part(part); ++i) {
       const uint64_t key = unmix(keyed[i].hash);
@@ -123,8 +143,10 @@ class RemoteTableCall final : public TableCall, public Remote {
     }
   }
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
-  Status land(uint32_t part, bool, const wire::Part& answer, const std::string&, const std::byte* numbers) override {
+  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string&,
+              const std::byte* numbers) override {
     if (erase_) erased_.fetch_add(answer.value, std::memory_order_relaxed);
+    if (lies) return landed_in_place(part, answer);
     if (arrays_.out == nullptr) return {};
     const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.out_dtype);
     if (answer.numbers_bytes != unique_[part] * bytes) {
@@ -157,6 +179,26 @@ class RemoteTableCall final : public TableCall, public Remote {
   void over(const Status& status) override { end_away(status); }
 
  private:
+  // Whether a server on the same host can use the rows where they are.
+  bool find_places() {
+    const bool combines = repeats_ && pushes_ && arrays_.in_dtype != Dtype::kFloat32;  // it would see another dtype
+    if (std::max(in_bytes_, out_bytes_) < limits::kArenaBytesMin || combines || !links_->sharing() || shards_.empty())
+      return false;
+    if (!sharing_.find(arrays_.in, in_bytes_, arrays_.out, out_bytes_)) return false;
+    if (sharing_.staged_in() != nullptr) arrays_.in = sharing_.staged_in();
+    return true;
+  }
+  Status landed_in_place(uint32_t part, const wire::Part& answer) {
+    if (answer.numbers_bytes != 0)
+      return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has rows of its own");
+    if (sharing_.staged_out() == nullptr || !answers()) return {};
+    const size_t bytes = client_->spec().dim * size_of(arrays_.out_dtype);
+    for (size_t i = 0; i < size_of_part(part); ++i) {
+      const size_t at = keyed_of(part)[i].at * bytes;
+      std::memcpy(static_cast<std::byte*>(arrays_.out) + at, sharing_.staged_out() + at, bytes);
+    }
+    return {};
+  }
   const Keyed* keyed_of(uint32_t part) const { return groups_.begin(shards_[part]); }
   size_t size_of_part(uint32_t part) const { return groups_.size(shards_[part]); }
   // For every key of the part, its place among those that travel; nullptr where none repeats.
@@ -224,6 +266,10 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
   void keep_input(bool under_way) {
     const void* const from = arrays_.in;
+    if (sharing_.staged_in() != nullptr && sharing_.found()) {
+      if (under_way) move_out(nullptr, 0, nullptr, [] {});
+      return;
+    }
     if (pushes_ && kept_ == nullptr) {
       kept_ = std::make_unique_for_overwrite<std::byte[]>(in_bytes_ + 1);
       if (in_bytes_ != 0) std::memcpy(kept_.get(), from, in_bytes_);
@@ -236,7 +282,8 @@ class RemoteTableCall final : public TableCall, public Remote {
     move_out(from, in_bytes_, nullptr, [&] { arrays_.in = to; });  // rows are always gathered first
   }
 
-  uint64_t in_bytes_ = 0;
+  uint64_t in_bytes_ = 0, out_bytes_ = 0;
+  Sharing sharing_;
   bool repeats_ = false;
   std::vector<uint32_t> unique_;  // keys that travel, of each part
   std::vector<uint32_t> slots_;   // in the order of groups_

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "client/remote.h"
+#include "client/sharing.h"
 #include "client/tensor.h"
 
 namespace windlass {
@@ -11,14 +12,9 @@ namespace {
 class RemoteTensorCall final : public TensorCall, public Remote {
  public:
   RemoteTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
-      : TensorCall(client, what, request), Remote(client->links()) {
+      : TensorCall(client, what, request), Remote(client->links()), sharing_(session().engine().arena()) {
     if (request.in != nullptr) in_bytes_ = request.in->bytes();
     if (request.out != nullptr) out_bytes_ = request.out->bytes();
-  }
-  ~RemoteTensorCall() override {
-    for (std::byte* staged : {staged_in_, staged_out_}) {
-      if (staged != nullptr) session().engine().arena().give(staged);
-    }
   }
 
  protected:
@@ -28,7 +24,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   void cancel() override {
     if (pushes_) return keep_input(true);
     // A server that has been told where the output is may still write there.
-    withdraw_all(places_.out_arena == 0);
+    withdraw_all(!sharing_.found());
     move_out(nullptr, 0, nullptr, [] {});
   }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
@@ -53,8 +49,8 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .bytes = bytes(),
                 .hyper = pushes_ ? &hyper_ : nullptr,
                 .deadline_ns = deadline_ns,
-                .places = places ? &places_ : nullptr,
-                .segments = segments_},
+                .places = places ? &sharing_.places : nullptr,
+                .segments = sharing_.segments},
                client_->map(), shards_);
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
     if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
@@ -118,7 +114,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     const bool changed = (answer.flags & wire::kUnchanged) == 0;
     if (lies && answer.numbers_bytes != 0)
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has numbers of its own");
-    if (lies && changed && staged_out_ != nullptr && answers()) unstage(part);
+    if (lies && changed && sharing_.staged_out() != nullptr && answers()) unstage(part);
     if (changed && !lies && arrays_.out != nullptr &&
         answer.numbers_bytes != count(part) * size_of(arrays_.out_dtype)) {
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has " +
@@ -134,41 +130,19 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   void over(const Status& status) override { end_away(status); }
 
  private:
-  // Where the arrays are in the arena, if a server on the same host can use them there; ordinary ones are copied.
+  // Whether a server on the same host can use the arrays where they are.
   bool find_places() {
     const bool small = std::max(in_bytes_, out_bytes_) < limits::kArenaBytesMin;
     if (small || !links_->sharing() || !repeats_.empty() || combined_ != nullptr || shards_.empty()) return false;
-    Arena& arena = session().engine().arena();
-    const auto find = [&](void* array, uint64_t bytes, bool copy, std::byte** staged, uint32_t* id, uint64_t* offset) {
-      Place place;
-      if (!arena.locate({static_cast<const std::byte*>(array), bytes}, &place)) {
-        *staged = arena.take(bytes);
-        if (*staged == nullptr || !arena.locate({*staged, bytes}, &place)) return false;
-        if (copy) std::memcpy(*staged, array, bytes);
-      }
-      *id = place.segment->id();
-      *offset = place.offset;
-      segments_.push_back(std::move(place.segment));
-      return true;
-    };
-    if (in_bytes_ != 0) {
-      places_.in_bytes = in_bytes_;
-      if (!find(const_cast<void*>(arrays_.in), in_bytes_, true, &staged_in_, &places_.in_arena, &places_.in_offset))
-        return false;
-      if (staged_in_ != nullptr) arrays_.in = staged_in_;
-    }
-    if (out_bytes_ != 0) {
-      places_.out_bytes = out_bytes_;
-      if (!find(arrays_.out, out_bytes_, false, &staged_out_, &places_.out_arena, &places_.out_offset)) return false;
-    }
-    if (segments_.size() == 2 && segments_[0] == segments_[1]) segments_.pop_back();
-    places_.base = spans_[0].first - spans_[0].at;
+    if (!sharing_.find(arrays_.in, in_bytes_, arrays_.out, out_bytes_)) return false;
+    if (sharing_.staged_in() != nullptr) arrays_.in = sharing_.staged_in();
+    sharing_.places.base = spans_[0].first - spans_[0].at;
     return true;
   }
   // Whether the part's elements lie in the arrays in their own order.
   bool along(uint32_t part) const {
     for (size_t i = 0; i < span_count(part); ++i) {
-      if (spans(part)[i].at != spans(part)[i].first - places_.base) return false;
+      if (spans(part)[i].at != spans(part)[i].first - sharing_.places.base) return false;
     }
     return true;
   }
@@ -176,7 +150,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     const size_t size = size_of(arrays_.out_dtype);
     for (size_t i = 0; i < span_count(part); ++i) {
       const Span& s = spans(part)[i];
-      std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, staged_out_ + s.at * size, s.n * size);
+      std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, sharing_.staged_out() + s.at * size, s.n * size);
     }
   }
   uint64_t count(uint32_t part) const {
@@ -222,7 +196,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   // The caller has its array back: what is still needed of it is copied. `under_way`: lanes may be using it.
   void keep_input(bool under_way) {
     const void* const from = arrays_.in;
-    if (staged_in_ != nullptr) {
+    if (sharing_.staged_in() != nullptr && sharing_.found()) {
       if (under_way) move_out(nullptr, 0, nullptr, [] {});
       return;
     }
@@ -240,9 +214,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
 
   uint64_t in_bytes_ = 0, out_bytes_ = 0;
   std::unique_ptr<std::byte[]> kept_;
-  wire::Places places_;
-  std::vector<std::shared_ptr<const Segment>> segments_;
-  std::byte *staged_in_ = nullptr, *staged_out_ = nullptr;  // copies of ordinary arrays, in the arena
+  Sharing sharing_;
 };
 
 }  // namespace

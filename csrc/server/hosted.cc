@@ -1,5 +1,6 @@
 #include "server/hosted.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/breaks.h"
@@ -43,13 +44,25 @@ bool fits(uint64_t at, uint64_t n, uint64_t bytes, Dtype dtype) {
   return at <= elements && n <= elements - at;
 }
 
+constexpr uint64_t kRowsMax = uint64_t{1} << 32;  // of an array: Keyed counts no further
+
+// A key as it was sent, and where its row is in the arrays.
+struct KeyAt {
+  uint64_t key, at;
+};
+size_t key_bytes(const Order& o) { return (placed(o) ? 2 : 1) * sizeof(uint64_t); }
+KeyAt key_at(const Order& o, uint32_t i) {
+  uint64_t k[2] = {0, i};
+  std::memcpy(k, o.items + i * key_bytes(o), key_bytes(o));
+  return {k[0], k[1]};
+}
+
 const std::vector<Keyed>& keys_of(const Order& o) {
   static thread_local std::vector<Keyed> keyed;
   keyed.resize(o.part.items);
   for (uint32_t i = 0; i < o.part.items; ++i) {
-    uint64_t key;
-    std::memcpy(&key, o.items + i * sizeof key, sizeof key);
-    keyed[i] = {mix(key), i};
+    const auto [key, at] = key_at(o, i);
+    keyed[i] = {mix(key), static_cast<decltype(keyed[i].at)>(at)};
   }
   return keyed;
 }
@@ -184,7 +197,6 @@ bool Hosted::finite(const Order& o, uint64_t elements) const {
 }
 
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
-  if (o.lying != nullptr || placed(o)) return refused(Code::kInvalidArgument, "rows do not lie in arenas");
   const TableSpec& spec = spec_.table;
   if (o.op() == Op::kFingerprint || o.op() == Op::kRows) return {};
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
@@ -200,13 +212,21 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
     *out_bytes = rows * row_out;
     return {};
   }
-  if (o.part.items_bytes != rows * sizeof(uint64_t)) {
-    return refused(Code::kShapeMismatch, "expected " + std::to_string(rows * sizeof(uint64_t)) +
-                                             " bytes of keys, saw " + std::to_string(o.part.items_bytes));
+  if (o.part.items_bytes != rows * key_bytes(o)) {
+    return refused(Code::kShapeMismatch, "expected " + std::to_string(rows * key_bytes(o)) + " bytes of keys, saw " +
+                                             std::to_string(o.part.items_bytes));
   }
+  if ((o.lying != nullptr) != placed(o) && o.op() != Op::kErase && o.part.items != 0)
+    return refused(Code::kInvalidArgument, "rows in arenas have places, others have none");
+  const uint64_t row_bytes_in = uint64_t{spec.dim} * size_of(dtype_in(o));
+  const uint64_t rows_in = o.lying != nullptr && brings_numbers(o) ? o.lying->in_bytes / row_bytes_in : ~uint64_t{0};
+  const uint64_t rows_out = o.lying != nullptr && wants_numbers(o.op()) ? o.lying->out_bytes / row_out : ~uint64_t{0};
   for (uint32_t i = 0; i < o.part.items; ++i) {
-    uint64_t key;
-    std::memcpy(&key, o.items + i * sizeof key, sizeof key);
+    const auto [key, at] = key_at(o, i);
+    if (at >= std::min({rows_in, rows_out, kRowsMax})) {
+      return refused(Code::kShapeMismatch,
+                     "row " + std::to_string(at) + " of arrays of " + std::to_string(std::min(rows_in, rows_out)));
+    }
     if (shard_of_hash(mix(key)) != o.part.shard) {
       return refused(Code::kInvalidArgument, "key " + std::to_string(key) + " belongs to shard " +
                                                  std::to_string(shard_of_hash(mix(key))) + ", not " +
@@ -214,15 +234,13 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
     }
   }
   if (brings_numbers(o)) {
-    const uint64_t row_in = uint64_t{spec.dim} * size_of(dtype_in(o));
-    if (!may_travel(dtype_in(o), Dtype::kFloat32) || o.part.numbers_bytes % row_in != 0 ||
-        o.part.numbers_bytes / row_in != rows) {
+    const uint64_t bytes = o.lying != nullptr ? 0 : rows * row_bytes_in;
+    if (!may_travel(dtype_in(o), Dtype::kFloat32) || o.part.numbers_bytes != bytes) {
       return refused(Code::kShapeMismatch, "expected " + std::to_string(rows) + " rows of " + std::to_string(spec.dim) +
                                                ", saw " + std::to_string(o.part.numbers_bytes) + " bytes of " +
                                                name_of(dtype_in(o)));
     }
-    if (spec.reject_nonfinite && !kernels().finite(dtype_in(o), o.numbers, rows * spec.dim) &&
-        !broken(Break::kNonfinite)) {
+    if (spec.reject_nonfinite && !finite_rows(o) && !broken(Break::kNonfinite)) {
       return refused(Code::kNonFinite, "the gradients have NaN or infinity; nothing was applied to shard " +
                                            std::to_string(o.part.shard));
     }
@@ -235,9 +253,18 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kInvalidArgument, std::to_string(rows) + " rows of one shard at once, at most " +
                                                  std::to_string(limits::kNumbersBytesMax / row_out));
     }
-    *out_bytes = rows * row_out;
+    *out_bytes = o.lying != nullptr ? 0 : rows * row_out;
   }
   return {};
+}
+
+bool Hosted::finite_rows(const Order& o) const {
+  const uint32_t dim = spec_.table.dim;
+  if (o.lying == nullptr) return kernels().finite(dtype_in(o), o.numbers, uint64_t{o.part.items} * dim);
+  for (uint32_t i = 0; i < o.part.items; ++i) {
+    if (!kernels().finite(dtype_in(o), o.numbers + key_at(o, i).at * dim * size_of(dtype_in(o)), dim)) return false;
+  }
+  return true;
 }
 
 bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* out, Reply* reply) {
@@ -305,7 +332,8 @@ Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
   const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), streams(o)};
   if (table_ != nullptr) {
     WL_RETURN_IF_ERROR(table_->apply(shard, o.hyper, keys_of(o).data(), o.part.items, arrays));
-    reply->numbers_bytes = answers ? uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o)) : 0;
+    if (answers && o.lying == nullptr)
+      reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
     return {};
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
@@ -342,7 +370,7 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
     // A push_pull that comes again only reads: its rows were made when it was applied, and may be gone since.
     const bool creates = (o.part.flags & wire::kCreates) != 0 && o.op() == Op::kPull;
     WL_RETURN_IF_ERROR(table_->read(index, keys_of(o).data(), o.part.items, arrays, creates));
-    reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
+    if (o.lying == nullptr) reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
     return {};
   }
   if (o.op() == Op::kPull && o.part.value != 0 && tensor_->shard(index).version + 1 <= o.part.value) {

@@ -82,6 +82,7 @@ class Hosted {
   Status check_table(const Order& order, uint64_t* out_bytes) const;
   Status check_lying(const Order& order) const;
   bool finite(const Order& order, uint64_t elements) const;
+  bool finite_rows(const Order& order) const;
   Status refused(Code code, const std::string& why) const;
   Status apply(const Order& order, std::byte* out, Reply* reply);
   Status read(const Order& order, std::byte* out, Reply* reply);

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/os.h"
 
 namespace windlass {
@@ -13,22 +14,19 @@ namespace {
 constexpr uint64_t kSmallKeys = 4096;
 constexpr uint64_t kSpareKeysMax = uint64_t{1} << 20;
 
+// The caller's keys are read once: another thread may be changing them.
 template <class Get>
-void count_shards(uint64_t n, Get get, uint32_t (*count)[limits::kTableShards]) {
+void count_shards(uint64_t n, Get get, uint64_t* hashes, uint32_t (*count)[limits::kTableShards]) {
   uint64_t i = 0;
   // Four counters each, so that equal shards in a row do not wait for each other's store.
   for (; i + 4 <= n; i += 4) {
-    for (uint64_t j = 0; j < 4; ++j) ++count[j][shard_of_hash(mix(get(i + j)))];
+    for (uint64_t j = 0; j < 4; ++j) ++count[j][shard_of_hash(hashes[i + j] = mix(get(i + j)))];
   }
-  for (; i < n; ++i) ++count[0][shard_of_hash(mix(get(i)))];
+  for (; i < n; ++i) ++count[0][shard_of_hash(hashes[i] = mix(get(i)))];
 }
 
-template <class Get>
-void place(uint64_t n, Get get, uint32_t* next, Keyed* out) {
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint64_t h = mix(get(i));
-    out[next[shard_of_hash(h)]++] = {h, static_cast<uint32_t>(i)};
-  }
+void place(uint64_t n, const uint64_t* hashes, uint32_t* next, Keyed* out) {
+  for (uint64_t i = 0; i < n; ++i) out[next[shard_of_hash(hashes[i])]++] = {hashes[i], static_cast<uint32_t>(i)};
 }
 
 // Fresh memory costs a page fault per 4 KiB, more than the sorting; so each thread keeps its last buffer.
@@ -38,6 +36,7 @@ struct Spare {
   ~Spare() { os::unmap(reinterpret_cast<std::byte*>(buffer), room * sizeof(Keyed)); }
 };
 thread_local Spare t_spare;
+thread_local Buffer t_hashes;
 
 }  // namespace
 
@@ -65,13 +64,20 @@ Groups::Groups(const Keys& keys) : ok_(true) {
       return;
     }
   }
+  auto* const hashes = reinterpret_cast<uint64_t*>(t_hashes.room(keys.n * sizeof(uint64_t)));
+  if (hashes == nullptr) {
+    ok_ = false;
+    return;
+  }
   uint32_t count[4][limits::kTableShards] = {};
   const auto* wide = static_cast<const uint64_t*>(keys.data);
   const auto* narrow = static_cast<const int32_t*>(keys.data);
-  const auto get_wide = [wide](uint64_t i) { return wide[i]; };
-  const auto get_narrow = [narrow](uint64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(narrow[i])); };
+  const auto get_wide = [wide](uint64_t i) { return __atomic_load_n(wide + i, __ATOMIC_RELAXED); };
+  const auto get_narrow = [narrow](uint64_t i) {
+    return static_cast<uint64_t>(static_cast<int64_t>(__atomic_load_n(narrow + i, __ATOMIC_RELAXED)));
+  };
   const bool is_narrow = keys.type == KeyType::kInt32;
-  is_narrow ? count_shards(keys.n, get_narrow, count) : count_shards(keys.n, get_wide, count);
+  is_narrow ? count_shards(keys.n, get_narrow, hashes, count) : count_shards(keys.n, get_wide, hashes, count);
   uint32_t next[limits::kTableShards];
   uint32_t sum = 0;
   for (uint32_t s = 0; s < limits::kTableShards; ++s) {
@@ -79,7 +85,8 @@ Groups::Groups(const Keys& keys) : ok_(true) {
     sum += count[0][s] + count[1][s] + count[2][s] + count[3][s];
   }
   start_[limits::kTableShards] = sum;
-  is_narrow ? place(keys.n, get_narrow, next, keyed_) : place(keys.n, get_wide, next, keyed_);
+  place(keys.n, hashes, next, keyed_);
+  t_hashes.shrink(kSpareKeysMax * sizeof(uint64_t));
 }
 
 uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse) {

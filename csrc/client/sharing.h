@@ -1,0 +1,63 @@
+// Sharing: where a request's arrays are in the arena, so that a server on the same host can use them there.
+//
+// Ordinary arrays have a copy in the arena for as long as the request is under way: the input is copied when it begins,
+// the output when its answer comes.
+//
+// Thread safety: none; find() before the request begins.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "client/arena.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+class Sharing {
+ public:
+  explicit Sharing(Arena& arena) : arena_(arena) {}
+  Sharing(const Sharing&) = delete;
+  Sharing& operator=(const Sharing&) = delete;
+  ~Sharing() {
+    for (std::byte* staged : {staged_in_, staged_out_}) {
+      if (staged != nullptr) arena_.give(staged);
+    }
+  }
+
+  // False when there is no memory for copies: then the numbers are sent. Either array may be missing.
+  bool find(const void* in, uint64_t in_bytes, void* out, uint64_t out_bytes) {
+    places.in_bytes = in_bytes;
+    places.out_bytes = out_bytes;
+    found_ = (in_bytes == 0 || place(in, in_bytes, &staged_in_, &places.in_arena, &places.in_offset)) &&
+             (out_bytes == 0 || place(out, out_bytes, &staged_out_, &places.out_arena, &places.out_offset));
+    if (found_ && staged_in_ != nullptr) std::memcpy(staged_in_, in, in_bytes);
+    return found_;
+  }
+  bool found() const { return found_; }
+  const std::byte* staged_in() const { return staged_in_; }
+  const std::byte* staged_out() const { return staged_out_; }
+
+  wire::Places places;
+  std::vector<std::shared_ptr<const Segment>> segments;
+
+ private:
+  bool place(const void* array, uint64_t bytes, std::byte** staged, uint32_t* id, uint64_t* offset) {
+    Place at;
+    if (!arena_.locate({static_cast<const std::byte*>(array), bytes}, &at)) {
+      *staged = arena_.take(bytes);
+      if (*staged == nullptr || !arena_.locate({*staged, bytes}, &at)) return false;
+    }
+    *id = at.segment->id();
+    *offset = at.offset;
+    if (segments.empty() || segments[0] != at.segment) segments.push_back(std::move(at.segment));
+    return true;
+  }
+
+  Arena& arena_;
+  bool found_ = false;
+  std::byte *staged_in_ = nullptr, *staged_out_ = nullptr;
+};
+
+}  // namespace windlass
