@@ -56,6 +56,7 @@ stubs: setup ## windlass/_core.pyi, from the bindings
 bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench core
 	$(BIN)/windlass bench wire
+	$(BIN)/windlass bench local
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized

@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from rich.console import Console
 
 import windlass as wl
+from windlass.bench import local, wire
 
 
 def windlass(*arguments: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
@@ -51,3 +54,11 @@ def test_bench_core_shows_a_table_and_saves_every_figure(tmp_path: Path):
         if figure["limit"] is not None:
             assert figure["ratio"] == pytest.approx(figure["value"] / figure["limit"])
         assert figure["name"][:20] in result.stdout
+
+
+@pytest.mark.parametrize("suite", [wire, local], ids=["wire", "local"])
+def test_the_other_benches_run_and_compare_with_limits(suite: ModuleType):
+    figures = suite.run(Console(quiet=True), 200_000, quick=True).figures
+    assert len({figure.name for figure in figures}) >= 9
+    assert all(figure.value >= 0 for figure in figures)
+    assert sum(figure.ratio is not None for figure in figures) >= 8

@@ -136,6 +136,23 @@ def wire(
         suite.save(json)
 
 
+@bench.command()
+def local(
+    json: Json = None,
+    rows: Annotated[int, typer.Option(min=200_000, help="Rows in the table; the bars are for 5 million.")] = 5_000_000,
+) -> None:
+    """A server process on the same host that shares memory with the worker."""
+    from windlass.bench import local as suite_local
+
+    if json is not None and not json.parent.is_dir():
+        raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
+    console = Console()
+    suite = suite_local.run(console if console.is_terminal else Console(width=120), rows)
+    suite.show()
+    if json is not None:
+        suite.save(json)
+
+
 def main() -> None:
     """The entry point."""
     app()

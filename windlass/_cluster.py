@@ -146,7 +146,7 @@ class Remote:
         if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
         sums = -1 if self.checksums is None else int(self.checksums)
-        shares = self.transport != "socket"
+        shares = self.transport != "socket" and any(a.kind == "unix" for a in self.servers)
         links = _core.Links([str(a) for a in self.servers], self.app, rank, world_size, sums, shares)
         engine = _core.Engine.on(links, arena_of)
         dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout)

@@ -11,7 +11,8 @@ Engine::Engine(int threads, uint64_t memory_bytes_max)
     : server_(std::make_unique<Server>(threads, memory_bytes_max)), arena_(std::make_shared<Arena>()) {}
 
 Engine::Engine(std::shared_ptr<Links> links, const std::shared_ptr<Engine>& arena_of)
-    : links_(std::move(links)), arena_(arena_of != nullptr ? arena_of->arena_ : std::make_shared<Arena>(true)) {
+    : links_(std::move(links)),
+      arena_(arena_of != nullptr ? arena_of->arena_ : std::make_shared<Arena>(links_->may_share())) {
   links_->start();
 }
 

@@ -77,6 +77,7 @@ class Links : public std::enable_shared_from_this<Links> {
     if (shares) sharing_.store(true, std::memory_order_relaxed);
     return shares;
   }
+  bool may_share() const { return shares_; }
   bool sharing() const { return sharing_.load(std::memory_order_relaxed); }  // with any server
 
  private:
