@@ -31,11 +31,14 @@ std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared) {
     os::close_file(file);
     return nullptr;
   }
+  if (shared) os::close_after_fork(file, true);
   return std::shared_ptr<Segment>(new Segment(id, data, bytes, file));
 }
 
 Segment::~Segment() {
   file_ >= 0 ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
+  if (file_ < 0 || generation_ != os::fork_generation()) return;  // in the child of a fork it is closed already
+  os::close_after_fork(file_, false);
   os::close_file(file_);
 }
 

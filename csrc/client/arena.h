@@ -18,6 +18,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/os.h"
 #include "base/status.h"
 
 namespace windlass {
@@ -47,6 +48,7 @@ class Segment {
   std::byte* const data_;
   const size_t bytes_;
   const int file_;
+  const uint32_t generation_ = os::fork_generation();
 };
 
 // Where a registered array is in a segment that is shared.

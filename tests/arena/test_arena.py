@@ -1,5 +1,6 @@
 """Memory shared with servers on the same host: the same results as sent, and nothing of it that can hurt."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -234,6 +235,28 @@ while True:
         values = cluster.tensor("w", 1 << 20, rule=wl.Sum()).pull()
         assert (values == np.round(values)).all()
         assert values[0] > 0
+
+
+def test_the_child_of_a_fork_has_none_of_the_files(cluster: wl.Cluster):
+    w = cluster.tensor("w", 1 << 18, rule=wl.Sum())
+    grad = cluster.empty(1 << 18)
+    grad[:] = 1
+    w.push(grad).wait()
+
+    def files() -> int:
+        count = 0
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # the folder's own descriptor
+                count += "memfd:windlass" in os.readlink(f"/proc/self/fd/{fd}")
+        return count
+
+    assert files() > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(files())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    w.push(grad).wait()
+    assert (w.pull() == 2).all()
 
 
 def test_an_arena_above_the_cap_is_refused_with_the_number():
