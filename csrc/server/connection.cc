@@ -244,9 +244,11 @@ class Incoming final : public Helped {
         left_parts_(header.parts),
         left_bytes_(left_bytes) {}
 
+  static constexpr size_t kAtOnceMax = 16;
   Hyper hyper;
   size_t hypers = 0;
   bool shared = false;  // several threads read its parts
+  size_t at_once = 1;   // parts that a thread takes
   Lying lying;          // where the client's arrays are, when they are in arenas
   Status misplaced;     // what is wrong with that
 
@@ -280,17 +282,16 @@ class Incoming final : public Helped {
     {
       Answers answers(*from_, header_, &t_out);
       Lent lent(*from_, header_);
-      wire::Part part;
-      std::byte* bytes = nullptr;
-      uint64_t staged = 0;
+      Batch batch;
       for (;;) {
         if (!shared && !from_->has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
-        if (!next(&part, &bytes, &staged)) break;
-        if (!lend(part, &lent)) {
+        if (!next(&batch)) break;
+        for (size_t i = 0; i < batch.n; ++i) {
+          if (lend(batch.parts[i], &lent)) continue;
           lent.flush();
-          serve(part, bytes, &answers);
+          serve(batch.parts[i], batch.bytes, &answers);
         }
-        if (staged != 0) from_->host_.release(staged);
+        if (batch.staged != 0) from_->host_.release(batch.staged);
       }
       lent.flush();
       answers.flush();
@@ -311,13 +312,24 @@ class Incoming final : public Helped {
   }
 
  private:
-  // The next part, whole, in this thread's memory or, where it is the only one, in what was read ahead.
-  bool next(wire::Part* part, std::byte** bytes, uint64_t* staged) {
+  // What one thread takes from the stream at once: a part, whole, in this thread's memory or, where it is the only
+  // one, in what was read ahead. Where the numbers lie elsewhere there is little to read and much to do, and threads
+  // would wait for each other: then several parts, of which only the last may have bytes.
+  struct Batch {
+    wire::Part parts[kAtOnceMax];
+    size_t n = 0;
+    std::byte* bytes = nullptr;
+    uint64_t staged = 0;
+  };
+  bool next(Batch* batch) {
     std::lock_guard lock(reading_);
-    if (left_parts_ == 0 || !status_.ok()) return false;
-    status_ = read_part(part, bytes, staged);
-    --left_parts_;
-    return status_.ok();
+    batch->n = 0;
+    while (batch->n < at_once && left_parts_ != 0 && status_.ok()) {
+      status_ = read_part(&batch->parts[batch->n], &batch->bytes, &batch->staged);
+      --left_parts_;
+      if (!status_.ok() || batch->parts[batch->n++].bytes() != 0) break;
+    }
+    return batch->n != 0;
   }
 
   Status read_part(wire::Part* part, std::byte** at, uint64_t* staged) {
@@ -628,7 +640,11 @@ Status Connection::serve_frame() {
   }
   Server& server = host_.server();
   incoming->shared = header.parts > 1 && server.threads() > 1 && incoming->work_bytes() >= limits::kCrewBytesMin;
-  if (incoming->shared) server.crew().post(incoming, kStreamHelpers);
+  if (incoming->shared) {
+    const auto threads = static_cast<size_t>(server.threads());
+    if (incoming->lies()) incoming->at_once = std::clamp<size_t>(header.parts / (4 * threads), 1, Incoming::kAtOnceMax);
+    server.crew().post(incoming, incoming->lies() ? threads - 1 : kStreamHelpers);
+  }
   incoming->help();
   return incoming->finish();
 }
