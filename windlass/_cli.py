@@ -1,5 +1,6 @@
 """The command ``windlass``."""
 
+import importlib
 import os
 import pathlib
 import secrets
@@ -102,55 +103,36 @@ def _bench() -> None:
     """Our figures beside limits and peers taken in the same run."""
 
 
+Rows = Annotated[int, typer.Option(min=200_000, help="Rows in the tables; the bars are for 5 million.")]
+
+
+def _measure(suite: str, rows: int, json: pathlib.Path | None) -> None:
+    if json is not None and not json.parent.is_dir():
+        raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
+    console = Console()
+    run = importlib.import_module(f"windlass.bench.{suite}").run
+    figures = run(console if console.is_terminal else Console(width=120), rows)
+    figures.show()
+    if json is not None:
+        figures.save(json)
+
+
 @bench.command()
-def core(
-    json: Json = None,
-    rows: Annotated[int, typer.Option(min=200_000, help="Rows in the tables; the bars are for 5 million.")] = 5_000_000,
-) -> None:
+def core(json: Json = None, rows: Rows = 5_000_000) -> None:
     """Tensors, tables and rules inside one process."""
-    from windlass.bench import core as suite_core
-
-    if json is not None and not json.parent.is_dir():
-        raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
-    console = Console()
-    suite = suite_core.run(rows, console if console.is_terminal else Console(width=120))
-    suite.show()
-    if json is not None:
-        suite.save(json)
+    _measure("core", rows, json)
 
 
 @bench.command()
-def wire(
-    json: Json = None,
-    rows: Annotated[int, typer.Option(min=200_000, help="Rows in the table; the bars are for 5 million.")] = 5_000_000,
-) -> None:
+def wire(json: Json = None, rows: Rows = 5_000_000) -> None:
     """A server process over TCP loopback and Unix sockets."""
-    from windlass.bench import wire as suite_wire
-
-    if json is not None and not json.parent.is_dir():
-        raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
-    console = Console()
-    suite = suite_wire.run(console if console.is_terminal else Console(width=120), rows)
-    suite.show()
-    if json is not None:
-        suite.save(json)
+    _measure("wire", rows, json)
 
 
 @bench.command()
-def local(
-    json: Json = None,
-    rows: Annotated[int, typer.Option(min=200_000, help="Rows in the table; the bars are for 5 million.")] = 5_000_000,
-) -> None:
+def local(json: Json = None, rows: Rows = 5_000_000) -> None:
     """A server process on the same host that shares memory with the worker."""
-    from windlass.bench import local as suite_local
-
-    if json is not None and not json.parent.is_dir():
-        raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
-    console = Console()
-    suite = suite_local.run(console if console.is_terminal else Console(width=120), rows)
-    suite.show()
-    if json is not None:
-        suite.save(json)
+    _measure("local", rows, json)
 
 
 def main() -> None:

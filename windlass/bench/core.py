@@ -19,7 +19,7 @@ BATCH = 100_000  # keys per request
 STREAM_BYTES = 1 << 20  # from here on the core's outputs bypass the cache, and the limit's do
 
 
-def run(rows: int, console: Console) -> Suite:
+def run(console: Console, rows: int) -> Suite:
     """All figures; `rows` in the tables (the bars are for 5 million)."""
     suite = Suite(f"windlass bench core ({_core.isa()}, {_core.cores()} cores, {rows / 1e6:g} M rows)", console)
     dense(suite)
