@@ -73,8 +73,8 @@ inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is gathered f
 inline constexpr size_t kSendBytes = size_t{1} << 20;      // what one sends from where it lies: TCP likes it large
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
-// Requests from here on lie in arenas where the server is on the same host; below, a copy costs less.
-inline constexpr size_t kArenaBytesMin = size_t{8} << 10;
+// Requests from here on lie in arenas where the server is on the same host; below, sending them costs no more.
+inline constexpr size_t kArenaBytesMin = size_t{1} << 10;
 inline constexpr size_t kArenasMax = 4096;  // of a session
 // The arena keeps this much freed memory for the next allocation.
 inline constexpr size_t kArenaCacheBytesMax = size_t{1} << 30;

@@ -75,6 +75,7 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
   if (old == nullptr || (*out)->arenas.empty() || old->wait_ended(os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
     return {};
   leave(*out);
+  // The one refusal of a hello after which a client tries again.
   return Status(Code::kCorrupt, "the connection before this one is still at work");
 }
 

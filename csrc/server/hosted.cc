@@ -119,6 +119,12 @@ Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
     return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(o.part.numbers_bytes) + " bytes");
   }
   if (placed(o) && o.lying == nullptr) return refused(Code::kInvalidArgument, "places without arenas");
+  if (o.lying != nullptr) {
+    if (o.op() != Op::kPush && !wants_numbers(o.op()))
+      return refused(Code::kInvalidArgument, std::string(name_of(o.op())) + " has no arrays that could lie in arenas");
+    if ((brings_numbers(o) && o.lying->in == nullptr) || (wants_numbers(o.op()) && o.lying->out == nullptr))
+      return refused(Code::kInvalidArgument, std::string(name_of(o.op())) + " in arenas, but an array is missing");
+  }
   if ((o.part.flags & wire::kEmpty) != 0 && o.op() == Op::kPush) return {};
   return spec_.is_table ? check_table(o, out_bytes) : check_tensor(o, out_bytes);
 }

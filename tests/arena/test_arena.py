@@ -240,8 +240,10 @@ while True:
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"there\n"
-        time.sleep(0.2)
-        assert mapped_bytes(pair, 0) > 0
+        deadline = time.monotonic() + 10
+        while not mapped_bytes(pair, 0):
+            assert time.monotonic() < deadline, "nothing was shared"
+            time.sleep(0.01)
         worker.kill()
     eventually_unmapped(pair)
     with pair.connect(app="killed") as cluster:  # every shard has whole pushes

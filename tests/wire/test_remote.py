@@ -687,9 +687,9 @@ def test_pulls_that_timed_out_take_no_room_from_others(cluster: wl.Cluster, pair
     out = np.zeros((4, SHARD), FLOAT32)
     with stopped(pair):
         for _ in range(200):  # more than may be without an answer
-            with pytest.raises(wl.Timeout, match="waiting for"):
+            with pytest.raises(wl.Timeout, match="not done in time; waiting for"):  # not for room to begin
                 tensor.pull(out=out, timeout=0.001)
-            with pytest.raises(wl.Timeout, match="waiting for"):
+            with pytest.raises(wl.Timeout, match="not done in time; waiting for"):
                 table.pull([1, 2], timeout=0.001)
         push = tensor.push(out)
     push.wait()
