@@ -15,6 +15,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/os.h"
+
 namespace windlass {
 
 class Job {
@@ -98,5 +100,28 @@ class Turn {
 
   std::atomic<uintptr_t> word_{0};
 };
+
+// Runs f with the turn held, and returns when it has run; if another thread has the turn, that one runs it.
+template <class F>
+void with_turn(Turn& turn, F f) {
+  if (turn.try_take()) {
+    f();
+    turn.release();
+    return;
+  }
+  struct Left final : Job {
+    explicit Left(F& of) : f(of) {}
+    void run() override {
+      f();
+      done.store(1, std::memory_order_release);
+      os::wake_all(done);
+    }
+    F& f;
+    std::atomic<uint32_t> done{0};
+  };
+  Left left(f);
+  turn.run(left);
+  while (left.done.load(std::memory_order_acquire) == 0) os::wait(left.done, 0, -1);
+}
 
 }  // namespace windlass

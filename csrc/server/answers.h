@@ -10,7 +10,7 @@
 
 #include "base/buffer.h"
 #include "base/crc32c.h"
-#include "server/connection.h"
+#include "server/channel.h"
 #include "server/hosted.h"
 #include "wire/frame.h"
 
@@ -18,7 +18,7 @@ namespace windlass {
 
 class Answers {
  public:
-  Answers(Connection& to, const wire::Header& request, Buffer* buffer)
+  Answers(Channel& to, const wire::Header& request, Buffer* buffer)
       : to_(to), header_(header_for(request)), buffer_(buffer) {}
 
   static wire::Header header_for(const wire::Header& request) {
@@ -87,7 +87,7 @@ class Answers {
 
  private:
   static constexpr size_t kSection = limits::kSectionBytes;
-  Connection& to_;
+  Channel& to_;
   wire::Header header_;
   Buffer* const buffer_;
   size_t used_ = kSection;  // the frame's header comes first

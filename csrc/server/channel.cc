@@ -1,0 +1,116 @@
+#include "server/channel.h"
+
+#include "server/host.h"
+
+namespace windlass {
+
+namespace {
+
+constexpr int64_t kSoonNs = 2 * limits::kSpinNs;
+constexpr int64_t kTakeInNsPerKiB = 100;  // what a client may take to receive an answer, and to check it
+constexpr int64_t kTakeInNsMax = 200'000;
+
+}  // namespace
+
+Channel::Channel(Host& host, int fd) : host_(host), fd_(fd), local_(os::same_host(fd)) {
+  os::set_up_socket(fd_, limits::kStallMs);
+}
+
+Channel::~Channel() {
+  os::close_socket(fd_);
+  for (size_t i = 0; i < files_.n; ++i) os::close_file(files_.fds[i]);
+}
+
+bool Channel::send(const std::byte* frame, size_t bytes) {
+  std::lock_guard lock(sending_);
+  return send_locked(frame, bytes);
+}
+
+bool Channel::send_locked(const std::byte* frame, size_t bytes) {
+  while (bytes != 0 && !broken_) {
+    const os::Piece piece{const_cast<std::byte*>(frame), bytes};
+    const long n = os::send_pieces(fd_, &piece, 1, true);
+    if (n <= 0) {  // gone, or has not read for so long that it does not count any more
+      broken_ = true;
+      shut_down();
+      break;
+    }
+    sent_bytes_.fetch_add(n, std::memory_order_relaxed);
+    frame += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  return bytes == 0;
+}
+
+// Waits awake for a moment, unless another thread does; then asleep. `rest`: of something that is arriving already. A
+// new request is looked for by receiving, which is quickest; the rest of one by polling, since receiving takes a lock
+// that whoever sends needs as well.
+long Channel::receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns) {
+  long got = receive_some(pieces, n, false);
+  if (got != os::kWouldBlock) return got;
+  if (host_.begin_spin()) {
+    const int64_t end = os::now_ns() + spin_ns;
+    os::Polled socket{fd_, false, !rest};
+    do {
+      if (rest) os::poll(&socket, 1, 0);
+      if (socket.ready) got = receive_some(pieces, n, false);
+    } while (got == os::kWouldBlock && os::now_ns() < end);
+    host_.end_spin();
+  }
+  if (got != os::kWouldBlock) return got;
+  if (hurried_) {  // memory that others wait for is held for this
+    os::Polled socket{fd_, false, false};
+    os::poll(&socket, 1, limits::kStagedStallMs * int64_t{1'000'000});
+    if (!socket.ready) return os::kBroken;
+  }
+  return receive_some(pieces, n, true);
+}
+
+bool Channel::read(void* to, size_t bytes, size_t behind) {
+  auto* at = static_cast<std::byte*>(to);
+  while (bytes != 0) {
+    if (ahead_begin_ != ahead_end_) {
+      const size_t n = std::min(bytes, ahead_end_ - ahead_begin_);
+      std::memcpy(at, ahead_.data() + ahead_begin_, n);
+      ahead_begin_ += n;
+      at += n;
+      bytes -= n;
+      continue;
+    }
+    // Large: straight to where it belongs, with no more behind it than was asked for and the next headers.
+    const bool direct = bytes >= limits::kDirectBytesMin;
+    const size_t ahead = direct ? behind + 2 * limits::kSectionBytes : limits::kReadAheadBytes;
+    if (ahead_.room(std::max(ahead, limits::kReadAheadBytes)) == nullptr) return false;
+    const os::Piece pieces[2] = {{at, bytes}, {ahead_.data(), ahead}};
+    const long n = receive(direct ? pieces : pieces + 1, direct ? 2 : 1, true, limits::kSpinNs);
+    if (n <= 0) return false;
+    const size_t straight = direct ? std::min(bytes, static_cast<size_t>(n)) : 0;
+    at += straight;
+    bytes -= straight;
+    ahead_begin_ = 0;
+    ahead_end_ = static_cast<size_t>(n) - straight;
+  }
+  return true;
+}
+
+// Where requests come quickly the next is waited for awake: to be woken costs 20 us.
+bool Channel::wait_for_frame() {
+  if (ahead_begin_ != ahead_end_) return true;
+  if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
+  const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
+  const int64_t begin = os::now_ns();
+  // A client asks for more once it has taken in what it has been sent.
+  const int64_t taking_in = std::min<int64_t>(sent_bytes_.exchange(0) * kTakeInNsPerKiB / 1024, kTakeInNsMax);
+  long n = os::kWouldBlock;
+  while (n == os::kWouldBlock) {
+    n = busy_ ? receive(&piece, 1, taking_in > limits::kSpinNs, limits::kSpinNs + taking_in)
+              : receive_some(&piece, 1, true);
+  }
+  busy_ = os::now_ns() - begin < kSoonNs + taking_in;
+  if (n <= 0) return false;
+  ahead_begin_ = 0;
+  ahead_end_ = static_cast<size_t>(n);
+  return true;
+}
+
+}  // namespace windlass

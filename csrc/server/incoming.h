@@ -1,0 +1,78 @@
+// Incoming: a request whose parts are being read, by one thread or by several, and served part by part.
+//
+// Where a request is large, threads of the crew do the same on the same stream: whoever has the stream reads the next
+// part into memory of its own, passes the stream on, and works on the part while it is still in its cache. Answers
+// leave in whatever order they are made.
+//
+//     stream:  header | part 0 | part 1 | part 2 | part 3 ...
+//                         A        B        A        B        each reads, passes the stream on, applies, answers
+//
+// Thread safety: help() from several threads; the rest before it, or from the connection's thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "server/answers.h"
+#include "server/connection.h"
+#include "server/helped.h"
+#include "server/hosted.h"
+#include "server/lent.h"
+
+namespace windlass {
+
+class Incoming final : public Helped {
+ public:
+  Incoming(std::shared_ptr<Connection> from, const wire::Header& header);
+
+  // The extensions, as they came.
+  Status read_extensions(const std::byte* bytes);
+  // Calls threads of the crew to it where they are of use.
+  void call_help(Server& server);
+  void help() override;
+  // After help(): waits for the others. What was wrong with the stream, if anything.
+  Status finish();
+
+ private:
+  // What one thread takes from the stream at once: a part, whole, in this thread's memory or, where it is the only
+  // one, in what was read ahead. Where the numbers lie elsewhere there is little to read and much to do, and threads
+  // would wait for each other: then several parts, of which only the last may have bytes.
+  static constexpr size_t kAtOnceMax = 16;
+  struct Batch {
+    wire::Part parts[kAtOnceMax];
+    size_t n = 0;
+    std::byte* bytes = nullptr;
+    uint64_t staged = 0;
+  };
+  bool next(Batch* batch);
+  Status read_part(wire::Part* part, std::byte** at, uint64_t* staged);
+
+  bool lies() const { return (header_.flags & wire::kInArenas) != 0; }
+  void find_arrays(const wire::Places& places);
+  uint64_t work_bytes() const;
+  Status check_sums(const Order& order) const;
+  Status locate(const Order& order, Shard** shard) const;
+  bool lend(const wire::Part& part, Lent* lent);
+  void serve(const wire::Part& part, std::byte* bytes, Answers* answers);
+  bool park(const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Reply* reply);
+
+  const std::shared_ptr<Connection> from_;
+  Channel& channel_;
+  const wire::Header header_;
+  const std::shared_ptr<Hosted> object_;
+  Hyper hyper_;
+  size_t hypers_ = 0;
+  Lying lying_;          // where the client's arrays are, when they are in arenas
+  Status misplaced_;     // what is wrong with that
+  bool shared_ = false;  // several threads read its parts
+  size_t at_once_ = 1;   // parts that a thread takes
+
+  std::mutex reading_;  // of what follows, and of the stream
+  uint32_t left_parts_;
+  uint64_t left_bytes_;
+  Status status_;
+  std::atomic<uint32_t> helpers_{0};
+};
+
+}  // namespace windlass
