@@ -1,7 +1,7 @@
 """What all tests share: the option --accurate, server processes, and a cluster that closes.
 
-A test that takes `cluster` runs three times: inside the process, over TCP and over Unix sockets, each of those with two
-server processes. One that can only be about the engine inside the process says why with a mark, which drops the others:
+A test that takes `cluster` runs three times: inside the process, over TCP, and over Unix sockets with memory that is
+shared, each of those with two server processes. One that can only be about the engine inside the process says why with a mark, which drops the others:
 ``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or one case of a parametrised test.
 """
 
@@ -86,8 +86,10 @@ def pair_of() -> Iterator[Callable[[str], Servers]]:
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a test reaches its servers."""
+    if request.param == "tcp":
+        monkeypatch.setenv("WINDLASS_TRANSPORT", "socket")
     return request.param
 
 

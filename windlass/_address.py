@@ -100,6 +100,20 @@ def _resolve(address: Address) -> list[tuple[socket.AddressFamily, Any]]:
     return [(family, target) for family, _, _, _, target in found]
 
 
+def is_here(address: Address) -> bool:
+    """Whether it is an address of this host: one that a socket of ours can have."""
+    try:
+        for family, target in _resolve(address):
+            if family == socket.AF_UNIX:
+                return True
+            with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+                probe.bind((target[0], 0, *target[2:]))
+                return True
+    except (OSError, InvalidArgument):  # whoever dials says what is wrong with it
+        pass
+    return False
+
+
 def seconds_left(deadline: float) -> float:
     """Until the deadline, a time of ``time.monotonic()``; TimeoutError once it has passed."""
     left = deadline - time.monotonic()

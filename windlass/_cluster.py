@@ -10,12 +10,12 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from windlass import _core
-from windlass._address import Address
+from windlass._address import Address, is_here
 from windlass._arrays import as_numpy, core_dtype
 from windlass._dial import Dialer
 from windlass._errors import InvalidArgument, WindlassError
@@ -40,7 +40,7 @@ def connect(
     timeout: float = 60.0,
     failure_timeout: float = 5.0,
     checksums: bool | None = None,
-    transport: Transport = "socket",
+    transport: Transport | None = None,
     threads: int | None = None,
     memory_bytes_max: int | None = None,
 ) -> "Cluster":
@@ -56,8 +56,8 @@ def connect(
     token: the secret that lets a process in (default: WINDLASS_TOKEN).
     failure_timeout: seconds after which a server that cannot be reached is given up.
     checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
-    transport: "socket" sends everything; "auto" shares memory with servers on Unix sockets, so that the numbers of
-        tensors are never sent; "arena" is an error where that cannot be.
+    transport: "auto" shares memory with servers on this host, so that numbers are not sent; "arena" is an error where
+        that cannot be; "socket" sends everything (default: WINDLASS_TRANSPORT, else "auto").
 
     Without servers, the one inside this process has two settings.
 
@@ -75,9 +75,10 @@ def connect(
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
         if rank is None and world_size is None:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
-        remote = Remote.of(servers, app, token, failure_timeout, checksums, transport)
+        transport = transport if transport is not None else cast("Transport", os.environ.get("WINDLASS_TRANSPORT"))
+        remote = Remote.of(servers, app, token, failure_timeout, checksums, transport or "auto")
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
-    if (rank, world_size, token, checksums) != (None, None, None, None) or (app, transport) != ("default", "socket"):
+    if (rank, world_size, token, checksums, transport) != (None,) * 5 or app != "default":
         raise InvalidArgument("connect: app, rank, world_size, token, checksums and transport go with servers=[...]")
     if address := os.environ.get("WINDLASS_ADDRESS"):
         raise InvalidArgument(
@@ -136,9 +137,8 @@ class Remote:
         secret = load_token() if secret is None else check_token(secret, "connect: token")
         if transport not in ("auto", "arena", "socket"):
             raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
-        far = [str(address) for address in addresses if address.kind != "unix"]
-        if transport == "arena" and far:
-            raise InvalidArgument(f'connect: transport="arena" needs servers on Unix sockets of this host, not {far}')
+        if transport == "arena" and (far := [str(address) for address in addresses if not is_here(address)]):
+            raise InvalidArgument(f'connect: transport="arena" needs servers on this host, not {far}')
         return cls(addresses, app, secret or b"", failure_timeout, checksums, transport)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
@@ -146,10 +146,10 @@ class Remote:
         if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
         sums = -1 if self.checksums is None else int(self.checksums)
-        shares = self.transport != "socket" and any(a.kind == "unix" for a in self.servers)
+        shares = self.transport != "socket" and any(map(is_here, self.servers))
         links = _core.Links([str(a) for a in self.servers], self.app, rank, world_size, sums, shares)
         engine = _core.Engine.on(links, arena_of)
-        dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout)
+        dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout, self.transport)
         try:
             links.wait_ready(timeout)
         except BaseException:

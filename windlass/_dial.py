@@ -15,9 +15,9 @@ import weakref
 from collections.abc import Iterator
 
 from windlass import _core
-from windlass._address import Address, dial
+from windlass._address import Address, dial, peer_of
 from windlass._errors import ERRORS, AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError
-from windlass._handshake import greet
+from windlass._handshake import NO_DOOR, greet, side_door
 
 _ATTEMPT_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
@@ -28,8 +28,16 @@ _dialers: "weakref.WeakSet[Dialer]" = weakref.WeakSet()
 class Dialer:
     """The thread that dials for one set of links. It ends when the links do."""
 
-    def __init__(self, links: _core.Links, servers: list[Address], token: bytes, failure_timeout: float) -> None:
+    def __init__(
+        self,
+        links: _core.Links,
+        servers: list[Address],
+        token: bytes,
+        failure_timeout: float,
+        transport: str = "socket",
+    ) -> None:
         self._links = links
+        self._transport = transport
         self._servers = servers
         self._token = token
         self._failure_timeout = failure_timeout
@@ -82,17 +90,9 @@ class Dialer:
         deadline = time.monotonic() + min(_ATTEMPT_SECONDS, max(left, 0.01))
         try:
             with self._turn(server, deadline):
-                sock = dial(address, deadline)
-                self._dialing.add(sock)
-                try:
-                    if self._closed.is_set():
-                        raise ServerLost(f"connect to {address}: the cluster has been closed")
-                    self._keys[server] = greet(sock, self._token, self._keys[server], deadline)
-                except BaseException:
-                    sock.close()
-                    raise
-                finally:
-                    self._dialing.discard(sock)
+                sock, self._keys[server], door = self._meet(address, self._keys[server], deadline)
+                if door != NO_DOOR and self._transport != "socket":
+                    sock = self._by_side_door(sock, door, self._keys[server], deadline)
             self._links.attach(server, lane, sock.detach())
         except (AccessDenied, ProtocolError, InvalidArgument) as error:
             self._give_up(server, error)
@@ -103,6 +103,32 @@ class Dialer:
             message = f"{address} has been out of reach for {self._failure_timeout:g} s: {error}"
             self._give_up(server, ServerLost(message))
         return True
+
+    def _meet(self, address: Address, key: bytes | None, deadline: float) -> tuple[socket.socket, bytes, bytes]:
+        """A connection that was let in, the session's key, and what the server said of a side door."""
+        sock = dial(address, deadline)
+        self._dialing.add(sock)
+        try:
+            if self._closed.is_set():
+                raise ServerLost(f"connect to {address}: the cluster has been closed")
+            return sock, *greet(sock, self._token, key, deadline)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            self._dialing.discard(sock)
+
+    def _by_side_door(self, sock: socket.socket, door: bytes, key: bytes | None, deadline: float) -> socket.socket:
+        """A connection by the side door instead, if it is on this host and open to us."""
+        try:
+            beside, _, _ = self._meet(side_door(door), key, deadline)
+        except WindlassError as error:
+            if self._transport != "arena":
+                return sock
+            with sock:
+                raise InvalidArgument(f'transport="arena": {peer_of(sock)} is not on this host: {error}') from error
+        sock.close()
+        return beside
 
     @contextlib.contextmanager
     def _turn(self, server: int, deadline: float) -> Iterator[None]:

@@ -4,6 +4,9 @@
     client -> server   hello      96 bytes: a nonce, the session to join, proof over greeting and hello
     server -> client   welcome    64 bytes: the session, proof over all three; or a refusal, which proves nothing
 
+A welcome over TCP also names the server's side door, an abstract Unix socket for whoever turns out to be on the same
+host; there memory can be shared.
+
 Layouts: docs/formats/wire.md. Lengths are exact, every byte is checked, and the first wrong byte ends it. A refusal
 carries no proof, so that strangers get nothing of the token to try guesses on.
 """
@@ -15,15 +18,17 @@ import pathlib
 import secrets
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
-from windlass._address import peer_of, seconds_left, why
+from windlass._address import Address, peer_of, seconds_left, why
 from windlass._errors import AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout
 
 VERSION = 1
 GREETING_BYTES, HELLO_BYTES, WELCOME_BYTES = 48, 96, 64
-NONCE_BYTES, KEY_BYTES, PROOF_BYTES = 32, 16, 32
+NONCE_BYTES, KEY_BYTES, DOOR_BYTES, PROOF_BYTES = 32, 16, 8, 32
 TOKEN_BYTES_MAX = 4096
 NEW_SESSION = bytes(KEY_BYTES)
+NO_DOOR = bytes(DOOR_BYTES)
 
 _MAGIC = b"WINDLASS"
 _GREETING_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + bytes(6)
@@ -31,6 +36,18 @@ _HELLO_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + b"\x01" + bytes(5)  # rol
 _WELCOME_HEAD = bytes(8)
 _REFUSAL = b"\x01" + bytes(WELCOME_BYTES - 1)
 _CLIENT, _SERVER = b"windlass client\0", b"windlass server\0"
+
+
+class Welcome(NamedTuple):
+    """What a server tells a client that is let in."""
+
+    key: bytes  #: of the session
+    door: bytes  #: its side door, NO_DOOR where there is none
+
+
+def side_door(door: bytes) -> Address:
+    """Where the side door is."""
+    return Address("unix", name=f"windlass-{door.hex()}")
 
 
 class Malformed(Exception):
@@ -102,27 +119,27 @@ def check_hello(token: bytes, greeting: bytes, hello: bytes) -> bytes:
     return body[-KEY_BYTES:]
 
 
-def make_welcome(token: bytes, greeting: bytes, hello: bytes, session_key: bytes) -> bytes:
+def make_welcome(token: bytes, greeting: bytes, hello: bytes, session_key: bytes, door: bytes = NO_DOOR) -> bytes:
     """The server's last message to a client that is let in."""
-    welcome = _WELCOME_HEAD + session_key + bytes(8)
+    welcome = _WELCOME_HEAD + session_key + door
     return welcome + _proof(token, _SERVER, greeting, hello, welcome)
 
 
-def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -> bytes:
-    """The session's key. Raises Malformed, or Denied when refused or when the server cannot know the token."""
+def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -> Welcome:
+    """What it says. Raises Malformed, or Denied when refused or when the server cannot know the token."""
     _check_length("welcome", WELCOME_BYTES, welcome)
     if welcome == _REFUSAL:
         raise Denied("refused: the server has another token, or none, or is another user's")
     body, proof = welcome[:-PROOF_BYTES], welcome[-PROOF_BYTES:]
-    key = body[8:-8]
-    if body != _WELCOME_HEAD + key + bytes(8):
+    key, door = body[8:-DOOR_BYTES], body[-DOOR_BYTES:]
+    if body != _WELCOME_HEAD + key + door:
         raise Malformed(f"expected a welcome or a refusal, saw {body[:8]!r}")
     if not hmac.compare_digest(proof, _proof(token, _SERVER, greeting, hello, body)):
         raise Denied("the server does not know the token")
     asked = hello[-PROOF_BYTES - KEY_BYTES : -PROOF_BYTES]
     if key == NEW_SESSION or asked not in (NEW_SESSION, key):
         raise Malformed("the server answered with another session than was asked for")
-    return key
+    return Welcome(key, door)
 
 
 def _proof(token: bytes, role: bytes, *messages: bytes) -> bytes:
@@ -148,8 +165,8 @@ def _check_head(what: str, head: bytes, message: bytes) -> None:
 # -- the client's end ------------------------------------------------------------------------------------------------
 
 
-def greet(sock: socket.socket, token: bytes, session_key: bytes | None, deadline: float) -> bytes:
-    """Shakes hands over a blocking socket and returns the session's key. The socket stays the caller's.
+def greet(sock: socket.socket, token: bytes, session_key: bytes | None, deadline: float) -> Welcome:
+    """Shakes hands over a blocking socket and returns what the server said. The socket stays the caller's.
 
     token: empty where there is none. session_key: of the session to join (None: a new one). deadline: a time of
     ``time.monotonic()``.
@@ -190,10 +207,13 @@ def _read(sock: socket.socket, size: int, deadline: float, check: Callable[[byte
 # -- the server's end ------------------------------------------------------------------------------------------------
 
 
-async def receive(loop: asyncio.AbstractEventLoop, sock: socket.socket, token: bytes, *, admit: bool = True) -> bytes:
+async def receive(
+    loop: asyncio.AbstractEventLoop, sock: socket.socket, token: bytes, *, admit: bool = True, door: bytes = NO_DOOR
+) -> bytes:
     """Shakes hands over a non-blocking socket and returns the session's key. Raises Malformed, Denied or OSError.
 
-    admit: False refuses whoever it is, however good the proof. How long it takes is the caller's to limit.
+    admit: False refuses whoever it is, however good the proof. door: what the client is told of a side door. How long
+    it takes is the caller's to limit.
     """
     greeting = make_greeting()
     await loop.sock_sendall(sock, greeting)
@@ -214,5 +234,5 @@ async def receive(loop: asyncio.AbstractEventLoop, sock: socket.socket, token: b
         raise
     if key == NEW_SESSION:
         key = secrets.token_bytes(KEY_BYTES)
-    await loop.sock_sendall(sock, make_welcome(token, greeting, hello, key))
+    await loop.sock_sendall(sock, make_welcome(token, greeting, hello, key, door))
     return key

@@ -2,6 +2,9 @@
 
     accept -> handshake (Python, at most 256 at once, 5 s each) -> host.adopt(fd) (native, from then on)
 
+A server on TCP has a side door as well: an abstract Unix socket with a random name, which a welcome over TCP tells.
+Clients of the same host come in there and share memory.
+
 A stranger costs one socket and one small task until its time is up. When the door is full, the oldest handshake makes
 room for the newcomer: who knows the token needs milliseconds, so the slow lose, and never lock others out.
 """
@@ -11,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -21,7 +25,7 @@ from typing import Protocol
 from windlass._address import Address, bound_to, peer_of, why
 from windlass._address import listen as listen_on
 from windlass._errors import InvalidArgument, Timeout
-from windlass._handshake import Denied, Malformed, receive
+from windlass._handshake import DOOR_BYTES, NO_DOOR, Denied, Malformed, receive, side_door
 
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
@@ -46,8 +50,11 @@ class Host(Protocol):
 class Doorman:
     """Accepts connections, shakes hands and hands over to the host. Lives in one event loop."""
 
-    def __init__(self, listeners: list[socket.socket], token: bytes | None, host: Host) -> None:
+    def __init__(
+        self, listeners: list[socket.socket], token: bytes | None, host: Host, door: bytes = NO_DOOR
+    ) -> None:
         self._listeners = listeners
+        self._door = door
         self._token = token
         self._host = host
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
@@ -107,7 +114,8 @@ class Doorman:
         admit = self._token is not None or uid is None or uid in (0, os.geteuid())
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                key = await receive(asyncio.get_running_loop(), sock, self._token or b"", admit=admit)
+                loop, door = asyncio.get_running_loop(), self._door if uid is None else NO_DOOR
+                key = await receive(loop, sock, self._token or b"", admit=admit, door=door)
         except TimeoutError:
             _log.info("handshake with %s: not done within %g s", peer, HANDSHAKE_SECONDS)
             return
@@ -166,9 +174,14 @@ async def _serve(
             check_reach(addresses, token)
             for address in addresses:
                 listeners.append(listen_on(address, _BACKLOG))
+            open_to = [bound_to(listener) for listener in listeners]
+            door = NO_DOOR
+            if any(address.kind == "tcp" for address in addresses):
+                door = secrets.token_bytes(DOOR_BYTES)
+                listeners.append(listen_on(side_door(door), _BACKLOG))
             with _told_by_end_of(until_eof, stop):
-                ready([bound_to(listener) for listener in listeners])
-                await _until(stop, Doorman(listeners, token, host))
+                ready(open_to)
+                await _until(stop, Doorman(listeners, token, host, door))
         finally:
             for listener in listeners:
                 listener.close()

@@ -14,15 +14,17 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from windlass._address import Address
 from windlass.testing import Servers
 
 ROWS, ROW = 700, 1000  # 2.8 MB: many shards on both servers
 FLOAT32 = np.float32
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Servers]:
-    with Servers(2, kind="unix", threads=2) as servers:
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Servers]:
+    """On TCP the client comes in by the side door."""
+    with Servers(2, kind=request.param, threads=2) as servers:
         yield servers
 
 
@@ -288,5 +290,47 @@ def test_an_arena_above_the_cap_is_refused_with_the_number():
 def test_wrong_transports_are_refused():
     with pytest.raises(wl.InvalidArgument, match="transport must be"):
         wl.connect(servers=["unix://@x"], transport="pigeon")
-    with pytest.raises(wl.InvalidArgument, match="needs servers on Unix sockets"):
-        wl.connect(servers=["tcp://127.0.0.1:1"], transport="arena")
+    with pytest.raises(wl.InvalidArgument, match=r"needs servers on this host, not \['tcp://192.0.2.1:1'\]"):
+        wl.connect(servers=["unix://@x", "tcp://192.0.2.1:1"], transport="arena")
+
+
+# -- which servers it is shared with ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest.mark.parametrize(("asked", "shared"), [(None, True), ("auto", True), ("arena", True), ("socket", False)])
+def test_memory_is_shared_with_servers_of_this_host_unless_that_is_not_wanted(
+    kind: str, asked: str | None, shared: bool
+):
+    with Servers(1, kind=kind, threads=1) as servers:
+        with servers.connect(**({} if asked is None else {"transport": asked})) as cluster:
+            w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+            grad = cluster.empty(1 << 20)
+            grad[:] = 1
+            for _ in range(3):
+                w.push(grad).wait()
+            assert (mapped_bytes(servers, 0) > 0) == shared
+            assert (w.pull() == 3).all()
+
+
+def test_the_environment_may_say_what_is_shared(monkeypatch: pytest.MonkeyPatch, pair: Servers):
+    monkeypatch.setenv("WINDLASS_TRANSPORT", "socket")
+    with pair.connect() as cluster:
+        assert cluster._remote.transport == "socket"
+    monkeypatch.setenv("WINDLASS_TRANSPORT", "smoke")
+    with pytest.raises(wl.InvalidArgument, match="not 'smoke'"):
+        pair.connect()
+
+
+def test_who_cannot_use_the_side_door_comes_in_by_the_front(monkeypatch: pytest.MonkeyPatch):
+    # Another host or another network namespace: the name leads nowhere.
+    monkeypatch.setattr("windlass._dial.side_door", lambda door: Address("unix", name=f"nowhere-{door.hex()}"))
+    with Servers(1, threads=1) as servers:
+        with servers.connect() as cluster:
+            w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+            for _ in range(3):
+                w.push(np.ones(1 << 20, FLOAT32)).wait()
+            assert mapped_bytes(servers, 0) == 0
+            assert (w.pull() == 3).all()
+        with pytest.raises(wl.InvalidArgument, match="is not on this host"):
+            servers.connect(transport="arena")

@@ -83,7 +83,7 @@ class RawClient:
         self.request = 1
         deadline = time.monotonic() + 10
         self.sock: socket.socket = dial(Address.parse(address), deadline)
-        self.key = greet(self.sock, token, None, deadline)
+        self.key = greet(self.sock, token, None, deadline).key
         self.sock.settimeout(10)
         if hello.pop("hello", True):
             self.hello(**hello)

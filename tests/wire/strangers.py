@@ -132,7 +132,7 @@ def enter(address: Address, token: bytes, key: bytes | None = None, seconds: flo
     """Goes through the door as a client does; the session's key."""
     deadline = time.monotonic() + seconds
     with dial(address, deadline) as sock:
-        return greet(sock, token, key, deadline)
+        return greet(sock, token, key, deadline).key
 
 
 def knock(address: Address) -> socket.socket:

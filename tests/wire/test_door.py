@@ -345,7 +345,7 @@ def test_a_server_whose_files_are_all_in_use_waits_for_one(monkeypatch: pytest.M
 
     def accept(sock: socket.socket) -> tuple[socket.socket, object]:
         nonlocal failures
-        if failures < 3:
+        if sock.family != socket.AF_UNIX and failures < 3:  # the side door has none of it
             failures += 1
             raise OSError(24, "Too many open files")
         return real(sock)

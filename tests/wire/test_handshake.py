@@ -51,7 +51,7 @@ def test_the_messages_are_those_of_the_document(monkeypatch: pytest.MonkeyPatch)
     assert make_hello(TOKEN, greeting, KEY) == hello
     assert check_hello(TOKEN, greeting, hello) == KEY
     assert make_welcome(TOKEN, greeting, hello, KEY) == welcome
-    assert check_welcome(TOKEN, greeting, hello, welcome) == KEY
+    assert check_welcome(TOKEN, greeting, hello, welcome) == (KEY, bytes(8))
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
