@@ -1,7 +1,7 @@
 // Answers: the parts of an answer, gathered into frames.
 //
-// A part's numbers are written where they will be sent from. Small parts share a frame; a frame leaves when it is large
-// enough, or at the end.
+// A part's numbers are written where they will be sent from. Small parts share a frame, small frames a system call; they
+// leave when they are large enough together, or at the end.
 //
 // Thread safety: none; one thread's.
 #pragma once
@@ -32,6 +32,12 @@ class Answers {
     header.dtype_out = request.dtype_out;
     header.priority = request.priority;
     return header;
+  }
+
+  // What comes from now on answers this request.
+  void begin(const wire::Header& request) {
+    end_frame();
+    header_ = header_for(request);
   }
 
   // Where a part with so many bytes of numbers writes them; nullptr when there is no memory. A part that turns out to
@@ -77,20 +83,30 @@ class Answers {
     if (used_ >= limits::kAnswerBytes) flush();
   }
   void flush() {
-    if (header_.parts == 0) return;
-    header_.length = used_ - kSection;
-    wire::encode(header_, buffer_->data());
-    to_.send(buffer_->data(), used_);
-    header_.parts = 0;
+    end_frame();
+    if (begin_ == 0) return;
+    to_.send(buffer_->data(), begin_);
+    begin_ = 0;
     used_ = kSection;
   }
+  size_t bytes() const { return used_; }  // that have not left yet
 
  private:
   static constexpr size_t kSection = limits::kSectionBytes;
+  void end_frame() {
+    if (header_.parts == 0) return;
+    header_.length = used_ - begin_ - kSection;
+    wire::encode(header_, buffer_->data() + begin_);
+    header_.parts = 0;
+    begin_ = used_;
+    used_ += kSection;
+  }
+
   Channel& to_;
   wire::Header header_;
   Buffer* const buffer_;
-  size_t used_ = kSection;  // the frame's header comes first
+  size_t begin_ = 0;        // of the frame
+  size_t used_ = kSection;  // its header comes first
 };
 
 }  // namespace windlass

@@ -42,6 +42,13 @@ class Channel {
     if (!has_ahead(bytes) || ahead_begin_ % limits::kSectionBytes != 0) return nullptr;
     return ahead_.data() + std::exchange(ahead_begin_, ahead_begin_ + bytes);
   }
+  // So many bytes that are `at` behind the next, likewise, without taking them; skip() does.
+  std::byte* ahead(size_t at, size_t bytes) {
+    const size_t n = ahead_end_ - ahead_begin_;
+    if (at > n || bytes > n - at || ahead_begin_ % limits::kSectionBytes != 0) return nullptr;
+    return ahead_.data() + ahead_begin_ + at;
+  }
+  void skip(size_t bytes) { ahead_begin_ += bytes; }
   // Whether the stream must not stall: who reads holds memory that others may be waiting for.
   void hurry(bool hurried) { hurried_ = hurried; }
   // The files that came and have not been taken yet.

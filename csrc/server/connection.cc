@@ -6,6 +6,7 @@
 #include "server/answers.h"
 #include "server/incoming.h"
 #include "server/parked_order.h"
+#include "server/several.h"
 
 namespace windlass {
 
@@ -14,6 +15,7 @@ using wire::Op;
 namespace {
 
 constexpr size_t kSection = limits::kSectionBytes;
+constexpr size_t kLeastFrame = 2 * kSection;  // a header and a part
 
 Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
 
@@ -33,7 +35,7 @@ bool Connection::wait_ended(int64_t deadline_ns) const {
 
 void Connection::run() {
   while (!channel_.broken() && channel_.wait_for_frame()) {
-    const Status status = serve_frame();
+    const Status status = serve();
     if (status.ok()) continue;
     if (status.code() != Code::kServerLost) {
       wire::Header about;
@@ -75,6 +77,23 @@ void Connection::forget_parked() {
   }
 }
 
+bool Connection::expects(const wire::Header& header) const {
+  return !header.answer() && header.request != 0 && guest_ != nullptr && !wire::is_control(header.operation()) &&
+         header.session == guest_->incarnation && header.app == guest_->app;
+}
+
+Status Connection::serve() {
+  if (channel_.has_ahead(2 * kLeastFrame)) {
+    const Ref<Several> several(new Several(shared_from_this()));
+    if (several->take()) {
+      several->call_help(host_.server());
+      several->help();
+      return several->finish();
+    }
+  }
+  return serve_frame();
+}
+
 Status Connection::serve_frame() {
   std::byte head[kSection];
   if (!channel_.read(head, kSection)) return ended("within a header");
@@ -94,7 +113,7 @@ Status Connection::serve_frame() {
   if (header.extension_bytes != 0) {
     std::byte extensions[limits::kExtensionBytesMax];
     if (!channel_.read(extensions, header.extension_bytes)) return ended("within extensions");
-    WL_RETURN_IF_ERROR(incoming->read_extensions(extensions));
+    WL_RETURN_IF_ERROR(incoming->request().read_extensions(extensions));
   }
   incoming->call_help(host_.server());
   incoming->help();

@@ -33,6 +33,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Host& host() { return host_; }
   Channel& channel() { return channel_; }
+  // Whether the frame is a request about shards, of the session that said hello.
+  bool expects(const wire::Header& header) const;
   const std::shared_ptr<Guest>& guest() const { return guest_; }  // once it has said hello
 
   // A part of the request waits in this shard; and does not wait any more.
@@ -40,6 +42,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void parked_no_more(uint64_t request);
 
  private:
+  Status serve();
   Status serve_frame();
   Status serve_control(const wire::Header& header);
   Status control(const wire::Header& header, const std::string& body, std::vector<std::string>* answers);

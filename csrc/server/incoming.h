@@ -14,11 +14,9 @@
 #include <memory>
 #include <mutex>
 
-#include "server/answers.h"
 #include "server/connection.h"
 #include "server/helped.h"
-#include "server/hosted.h"
-#include "server/lent.h"
+#include "server/request.h"
 
 namespace windlass {
 
@@ -26,8 +24,7 @@ class Incoming final : public Helped {
  public:
   Incoming(std::shared_ptr<Connection> from, const wire::Header& header);
 
-  // The extensions, as they came.
-  Status read_extensions(const std::byte* bytes);
+  Request& request() { return request_; }
   // Calls threads of the crew to it where they are of use.
   void call_help(Server& server);
   void help() override;
@@ -48,23 +45,9 @@ class Incoming final : public Helped {
   bool next(Batch* batch);
   Status read_part(wire::Part* part, std::byte** at, uint64_t* staged);
 
-  bool lies() const { return (header_.flags & wire::kInArenas) != 0; }
-  void find_arrays(const wire::Places& places);
-  uint64_t work_bytes() const;
-  Status check_sums(const Order& order) const;
-  Status locate(const Order& order, Shard** shard) const;
-  bool lend(const wire::Part& part, Lent* lent);
-  void serve(const wire::Part& part, std::byte* bytes, Answers* answers);
-  bool park(const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Reply* reply);
-
   const std::shared_ptr<Connection> from_;
   Channel& channel_;
-  const wire::Header header_;
-  const std::shared_ptr<Hosted> object_;
-  Hyper hyper_;
-  size_t hypers_ = 0;
-  Lying lying_;          // where the client's arrays are, when they are in arenas
-  Status misplaced_;     // what is wrong with that
+  Request request_;
   bool shared_ = false;  // several threads read its parts
   size_t at_once_ = 1;   // parts that a thread takes
 
