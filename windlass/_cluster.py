@@ -22,6 +22,7 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
+from windlass._step import Step
 from windlass._table import Table
 from windlass._tensor import Tensor
 
@@ -296,6 +297,16 @@ class Cluster:
         self._engine.check()
         self._session.raise_unseen()
         self._session.tick()
+
+    def step(self, *, timeout: float | None = None) -> Step:
+        """Gathers what one iteration pushes and pulls, for a ``with`` block.
+
+        ``with cluster.step() as s: s.push_pull(w, grad, out=out); rows = s.pull(table, keys)``. At its end everything
+        leaves as one request per server, in order, is waited for, and the worker's iteration is closed (``tick()``). A
+        block that raises sends nothing. If a request fails, its error is raised when the others are done, and the
+        iteration is not closed.
+        """
+        return Step(self, self._timeout if timeout is None else timeout)
 
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of everything on the server; equal for equal contents, however they came about."""

@@ -127,6 +127,13 @@ class Session:
     @property
     def incarnation(self) -> int: ...
 
+class Step:
+    """Requests that leave together."""
+
+    def __init__(self, session: Session) -> None: ...
+
+    def run(self, timeout: float) -> None: ...
+
 class Future:
     """A request under way."""
 
@@ -167,9 +174,18 @@ class Tensor:
     def call_later(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> Future:
         """The same as a future."""
 
+    def add_to(self, step: Step, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None) -> None:
+        """The same as part of a step; out must outlive it."""
+
     def pull_newer(self, out: Annotated[NDArray, dict(device='cpu')], rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
 
     def fingerprint(self, timeout: float) -> int: ...
+
+    @staticmethod
+    def add_many(step: Step, cluster: object, tensors: list, grads: list, outs: list, begin: int) -> int:
+        """
+        Adds whole tensors to a step, up to the first that is not plain; returns where that is.
+        """
 
     @property
     def shards(self) -> int: ...
@@ -197,6 +213,9 @@ class Table:
 
     def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> Future:
         """The same as a future."""
+
+    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool) -> None:
+        """The same as part of a step; out must outlive it."""
 
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
 

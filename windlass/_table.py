@@ -11,6 +11,7 @@ from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Init
 from windlass._rules import Rule
+from windlass._step import Step, given
 from windlass._tensor import _nothing, check_weight, given_output, landing_for, new_output
 
 if TYPE_CHECKING:
@@ -161,6 +162,33 @@ class Table:
         return Future(call, lambda: land(result), seconds)
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _join(
+        self,
+        step: Step,
+        verb: str,
+        arrays: tuple[ArrayLike, ...],
+        out: Any,
+        dtype: object,
+        create: bool,
+        weight: float,
+        hyper: dict[str, float],
+    ) -> Any:
+        """Adds a request to a step."""
+        core = step._open(self._cluster, self._what)
+        names = ("keys",) if verb == "pull" else ("keys", "a gradient per key")
+        keys, *grads = given(arrays, names, f"{verb} of {self._what} in a step")
+        grad = target = result = hypers = None
+        if verb == "push":
+            source = as_keys(keys, self._what)
+        else:
+            source, target, result = self._arrays(keys, out, dtype)
+        if grads:
+            check_weight(weight, "table", self.name)
+            grad, hypers = as_input(grads[0], self._what), self._numbers(hyper)
+        self._core.add_to(core, source, grad, target, hypers, create)
+        step._kept.append((grad, target))
+        return result
 
     def delete(self, keys: ArrayLike, *, timeout: float | None = None) -> int:
         """Takes rows out, with their rule state; returns how many there were."""

@@ -13,6 +13,7 @@ from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Constant, Init
 from windlass._rules import Rule
+from windlass._step import Step, given
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -252,6 +253,34 @@ class Tensor:
         return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), timeout)
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _join(
+        self,
+        step: Step,
+        verb: str,
+        arrays: tuple[ArrayLike, ...],
+        out: Any,
+        dtype: object,
+        create: bool,
+        weight: float,
+        hyper: dict[str, float],
+    ) -> Any:
+        """Adds a request to a step."""
+        core = step._open(self._cluster, self._what)
+        if not create:
+            raise InvalidArgument(f"pull of {self._what} in a step: create=False is for tables")
+        source = target = result = hypers = None
+        if verb != "pull":
+            (grad,) = given(arrays, ("a gradient",), f"{verb} of {self._what} in a step")
+            check_weight(weight, "tensor", self.name)
+            source, hypers = as_input(grad, self._what, self._stored), self._numbers(hyper)
+        else:
+            given(arrays, (), f"{verb} of {self._what} in a step")
+        if verb != "push":
+            target, result = self._target(out, dtype, source is not None and is_torch(arrays[0]))
+        self._core.add_to(core, source, target, self._rows, hypers)
+        step._kept.append((source, target))
+        return result
 
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of weights and rule state; equal for equal contents, however they came about."""

@@ -71,6 +71,7 @@ inline constexpr size_t kReadAheadBytes = 16 << 10;
 inline constexpr size_t kDirectBytesMin = 8 << 10;         // from here on bytes go straight to where they belong
 inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is gathered for one system call
 inline constexpr size_t kSendBytes = size_t{1} << 20;      // what one sends from where it lies: TCP likes it large
+inline constexpr size_t kTogetherBytes = 8 << 10;          // small requests that are queued leave together, up to this
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
 // Requests from here on lie in arenas where the server is on the same host; below, sending them costs no more.

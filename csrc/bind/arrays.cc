@@ -93,6 +93,13 @@ Keys to_keys(const Where& where, const In& a) {
 Hyper to_hyper(nb::handle tuple) {
   Hyper hyper;
   size_t i = 0;
+  if (PyTuple_CheckExact(tuple.ptr()) && nb::len(tuple) <= limits::kRuleHyperMax) {  // as rules make them
+    for (const auto n = static_cast<size_t>(PyTuple_GET_SIZE(tuple.ptr())); i < n; ++i) {
+      hyper.v[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i)));
+      if (hyper.v[i] == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();
+    }
+    return hyper;
+  }
   for (nb::handle h : tuple) {
     if (i == limits::kRuleHyperMax) throw StatusError{Status(Code::kInternal, "too many hyperparameters")};
     hyper.v[i++] = nb::cast<double>(h);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "bind/bind.h"
+#include "client/step.h"
 #include "client/links.h"
 #include "client/table.h"
 #include "client/tensor.h"
@@ -166,6 +167,22 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("rank", &Session::rank)
       .def_prop_ro("world_size", &Session::world_size)
       .def_prop_ro("incarnation", &Session::incarnation);
+
+  nb::class_<StepClient>(m, "Step", "Requests that leave together.")
+      .def(nb::new_([](std::shared_ptr<Session> session) { return std::make_unique<StepClient>(std::move(session)); }),
+           nb::arg("session"))
+      .def(
+          "run",
+          [](StepClient& step, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = step.run(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"));
 
   nb::class_<Future>(m, "Future", "A request under way.")
       .def("done", &Future::done)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.h"
+#include "client/step.h"
 
 namespace windlass::bind {
 namespace {
@@ -54,6 +55,13 @@ std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::op
   const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
   return std::make_unique<Future>(call);
+}
+
+void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& keys, const std::optional<In>& grads,
+                 const std::optional<Out>& out, nb::handle hyper, bool create) {
+  Prepared p;
+  prepare(*t, &p, keys, grads, out, hyper, create);
+  raise_if_error(step.add(std::move(t), p.request));
 }
 
 uint64_t erase(TableClient& t, const In& keys, double timeout) {
@@ -144,6 +152,8 @@ void bind_table(nb::module_& m) {
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
            nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
+      .def("add_to", &add_to_step, nb::arg("step"), nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
+           nb::arg("hyper").none(), nb::arg("create"), "The same as part of a step; out must outlive it.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
       .def(
           "rows", [](TableClient& t, double timeout) { return ask(t, &TableClient::rows, timeout); },

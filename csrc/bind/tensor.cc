@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "client/step.h"
 
 namespace windlass::bind {
 namespace {
@@ -86,6 +87,73 @@ std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& gra
   return std::make_unique<Future>(call);
 }
 
+void add_to_step(std::shared_ptr<TensorClient> t, StepClient& step, const std::optional<In>& grad,
+                 const std::optional<Out>& out, nb::handle rows, nb::handle hyper) {
+  Prepared p;
+  prepare(*t, &p, grad, out, rows, hyper);
+  raise_if_error(step.add(std::move(t), p.request));
+}
+
+// A contiguous array of numpy's, without the ways around that any other array needs; false when it is none.
+bool plain_array(PyObject* object, bool writable, Array* a) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(object, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const char format = view.format != nullptr && view.format[1] == 0 ? view.format[0] : 0;
+  const bool is_int64 = (format == 'l' || format == 'q') && view.itemsize == 8;
+  a->dtype = format == 'f' ? Dtype::kFloat32 : format == 'd' ? Dtype::kFloat64 : Dtype::kInt64;
+  a->data = view.buf;
+  a->dims = static_cast<uint32_t>(view.ndim);
+  const bool plain = (format == 'f' || format == 'd' || is_int64) && a->dims <= limits::kTensorDimsMax &&
+                     reinterpret_cast<uintptr_t>(view.buf) % static_cast<size_t>(view.itemsize) == 0;
+  for (uint32_t i = 0; plain && i < a->dims; ++i) a->shape[i] = static_cast<uint64_t>(view.shape[i]);
+  PyBuffer_Release(&view);
+  return plain;
+}
+
+// Adds whole tensors from `from` on, up to the first that is not plain, or whose arrays are not; returns where that is.
+// `tensors` are windlass.Tensor, of `cluster`; lists are empty where there is no such array.
+size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list grads, nb::list outs, size_t from) {
+  // Names that are made once: an attribute is asked for thousands of times a second.
+  static PyObject* const kCluster = PyUnicode_InternFromString("_cluster");
+  static PyObject* const kRows = PyUnicode_InternFromString("_rows");
+  static PyObject* const kHyper = PyUnicode_InternFromString("_hyper");
+  static PyObject* const kCore = PyUnicode_InternFromString("_core");
+  const auto get = [](nb::handle of, PyObject* name) {
+    const nb::object found = nb::steal(PyObject_GetAttr(of.ptr(), name));
+    if (!found.is_valid()) PyErr_Clear();
+    return found;
+  };
+  const bool pushes = nb::len(grads) != 0, pulls = nb::len(outs) != 0;
+  nb::object last;
+  Hyper hyper;
+  for (const size_t n = nb::len(tensors); from < n; ++from) {
+    const nb::handle tensor = tensors[from];
+    const nb::object rows = get(tensor, kRows), core = get(tensor, kCore);
+    if (!get(tensor, kCluster).is(cluster) || !rows.is_valid() || !rows.is_none() || !core.is_valid()) break;
+    Array in, out;
+    TensorRequest request;
+    if (pushes) {
+      if (!plain_array(nb::handle(grads[from]).ptr(), false, &in)) break;
+      nb::object h = get(tensor, kHyper);
+      if (!h.is_valid()) break;
+      if (!h.is(last)) hyper = to_hyper(h);
+      last = std::move(h);
+      request.in = &in;
+      request.hyper = hyper;
+    }
+    if (pulls) {
+      if (!plain_array(nb::handle(outs[from]).ptr(), true, &out)) break;
+      request.out = &out;
+    }
+    request.closes = pushes && pulls;
+    raise_if_error(step.add(nb::cast<std::shared_ptr<TensorClient>>(core), request));
+  }
+  return from;
+}
+
 std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle rows, const Version* newer_than,
                                     double timeout) {
   const int64_t deadline = deadline_in(timeout);
@@ -147,11 +215,16 @@ void bind_tensor(nb::module_& m) {
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("timeout"), "The same as a future.")
+      .def("add_to", &add_to_step, nb::arg("step"), nb::arg("grad").none(), nb::arg("out").none(),
+           nb::arg("rows").none(), nb::arg("hyper").none(), "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
       .def(
           "fingerprint", [](TensorClient& t, double timeout) { return ask(t, &TensorClient::fingerprint, timeout); },
           nb::arg("timeout"))
+      .def_static("add_many", &add_many, nb::arg("step"), nb::arg("cluster"), nb::arg("tensors"), nb::arg("grads"),
+                  nb::arg("outs"), nb::arg("begin"),
+                  "Adds whole tensors to a step, up to the first that is not plain; returns where that is.")
       .def_prop_ro("shards", [](TensorClient& t) { return t.cut().shards; })
       .def_prop_ro("remote", [](TensorClient& t) { return t.remote(); });
 }

@@ -17,9 +17,6 @@ constexpr uint32_t kStaggers = 8;
 constexpr size_t kSmallBytes = size_t{256} << 10;  // blocks up to this share segments
 constexpr size_t kSmallSegmentBytes = size_t{2} << 20;
 
-bool overlap(Range a, Range b) { return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes; }
-bool equal(Range a, Range b) { return a.begin == b.begin && a.bytes == b.bytes; }
-
 }  // namespace
 
 std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared) {
@@ -128,33 +125,41 @@ bool Arena::locate(Range r, Place* place) const {
   return true;
 }
 
-Status Arena::lend(const Range* ranges, size_t n, const char* what, bool* ordinary) {
+// Whether any of it is on loan; `as_it_is`: from its first byte to its last, and nothing beyond.
+bool Arena::on_loan(Range r, bool* as_it_is) const {
+  auto it = loans_.lower_bound(r.begin);
+  *as_it_is = it != loans_.end() && it->first == r.begin && it->second == r.bytes;
+  if (it != loans_.end() && it->first < r.begin + r.bytes) return true;
+  if (it == loans_.begin()) return false;
+  --it;
+  return it->first + it->second > r.begin;
+}
+
+Status Arena::lend(const Range* ranges, size_t n, const std::string& what, bool* ordinary) {
+  const auto overlap = [](Range a, Range b) { return a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes; };
+  const auto equal = [](Range a, Range b) { return a.begin == b.begin && a.bytes == b.bytes; };
+  if (n == 2 && overlap(ranges[0], ranges[1]) && !equal(ranges[0], ranges[1]))  // ordinary ones, too
+    return Status(Code::kInvalidArgument, what + ": its arrays overlap without being the same");
   std::lock_guard lock(mutex_);
+  bool same = false;
   for (size_t i = 0; i < n; ++i) {
-    if (ranges[i].bytes == 0) continue;
-    for (size_t j = 0; j < i; ++j) {
-      if (overlap(ranges[i], ranges[j]) && !equal(ranges[i], ranges[j])) {
-        return Status(Code::kInvalidArgument, std::string(what) + ": its arrays overlap without being the same");
-      }
-    }
-    if (find(ranges[i]) == blocks_.end()) continue;
-    for (const Range& loan : loans_) {
-      if (overlap(loan, ranges[i])) {
-        return Status(
-            Code::kBufferInUse,
-            std::string(what) +
-                ": its registered array is still used by an earlier request; wait for that one's future first");
-      }
-    }
+    if (ranges[i].bytes == 0 || !on_loan(ranges[i], &same) || find(ranges[i]) == blocks_.end()) continue;
+    return Status(Code::kBufferInUse,
+                  what + ": its registered array is still used by an earlier request; wait for that one's future first");
   }
   for (size_t i = 0; i < n; ++i) {
-    const auto it = ranges[i].bytes != 0 ? find(ranges[i]) : blocks_.cend();
-    if (it == blocks_.cend()) {
-      if (ordinary != nullptr && ranges[i].bytes != 0) *ordinary = true;
+    if (ranges[i].bytes == 0) continue;
+    const auto block = find(ranges[i]);
+    if (block == blocks_.cend()) {
+      if (ordinary != nullptr) *ordinary = true;
       continue;
     }
-    loans_.push_back(ranges[i]);
-    ++blocks_.find(it->first)->second.loans;
+    if (on_loan(ranges[i], &same) && !same) {  // to this very request
+      end_locked(ranges, i);
+      return Status(Code::kInvalidArgument, what + ": its arrays overlap without being the same");
+    }
+    loans_.emplace(ranges[i].begin, ranges[i].bytes);
+    ++blocks_.find(block->first)->second.loans;
   }
   return {};
 }
@@ -162,11 +167,14 @@ Status Arena::lend(const Range* ranges, size_t n, const char* what, bool* ordina
 void Arena::end(const Range* ranges, size_t n) {
   if (n == 0) return;
   std::lock_guard lock(mutex_);
+  end_locked(ranges, n);
+}
+
+void Arena::end_locked(const Range* ranges, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const auto loan = std::find_if(loans_.begin(), loans_.end(), [&](Range l) { return equal(l, ranges[i]); });
-    if (loan == loans_.end()) continue;
-    *loan = loans_.back();
-    loans_.pop_back();
+    const auto loan = loans_.find(ranges[i].begin);
+    if (loan == loans_.end() || loan->second != ranges[i].bytes) continue;
+    loans_.erase(loan);
     auto it = blocks_.upper_bound(ranges[i].begin);
     --it;
     if (--it->second.loans == 0 && it->second.given) free_locked(it);

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/os.h"
@@ -75,7 +76,7 @@ class Arena {
 
   // Lends registered ranges to a request, all or none; ordinary ones are passed over, and *ordinary becomes true.
   // `what` names the request in the error. Two ranges of one request may be equal, but not overlap otherwise.
-  Status lend(const Range* ranges, size_t n, const char* what, bool* ordinary = nullptr);
+  Status lend(const Range* ranges, size_t n, const std::string& what, bool* ordinary = nullptr);
   void end(const Range* ranges, size_t n);
 
  private:
@@ -93,13 +94,15 @@ class Arena {
 
   using Blocks = std::map<const std::byte*, Block>;
   Blocks::const_iterator find(Range r) const;
+  bool on_loan(Range r, bool* as_it_is) const;
   std::byte* reuse(size_t bytes, size_t room, size_t most);
   void free_locked(Blocks::iterator it);
+  void end_locked(const Range* ranges, size_t n);
 
   const bool shared_;
   mutable std::mutex mutex_;
   Blocks blocks_;
-  std::vector<Range> loans_;
+  std::multimap<const std::byte*, size_t> loans_;  // bytes by beginning; none overlaps another, unless it equals it
   std::multimap<size_t, Free> free_;  // by room
   size_t free_bytes_ = 0;             // of blocks with a segment of their own
   std::shared_ptr<Segment> small_;    // the segment that small blocks are cut from

@@ -87,19 +87,13 @@ bool Lane::has_freed() {
 }
 
 void Lane::pump_send() {
-  Ref<Trip> ended;
+  std::vector<Ref<Trip>> ended;
   {
     std::lock_guard lock(mutex_);
     while (state_ != kDown) {
       if (piece_ == pieces_.size()) {
-        if (in_frame_ && next_part_ == frame_parts_.size()) {
-          in_frame_ = false;
-          sending_->sent_ns = os::now_ns();
-          if (sending_->bytes >= limits::kBulkBytesMin) large_ns_.store(sending_->sent_ns, std::memory_order_relaxed);
-          if (sending_->ends_later) ended = sending_;
-          sending_ = Ref<Trip>();
-          if (ended) break;  // it ends without the lock; whoever waits pumps again
-        }
+        have_left(&ended);
+        if (!ended.empty()) break;  // they end without the lock; whoever waits pumps again
         if (!fill()) break;
       }
       const size_t n = std::min(pieces_.size() - piece_, kPiecesMax);
@@ -120,7 +114,20 @@ void Lane::pump_send() {
       }
     }
   }
-  if (ended) conclude(ended);
+  for (const Ref<Trip>& trip : ended) conclude(trip);
+}
+
+// What was prepared is out; *ended gets what was only waiting for that.
+void Lane::have_left(std::vector<Ref<Trip>>* ended) {
+  if (leaving_.empty()) return;
+  const int64_t now = os::now_ns();
+  for (Ref<Trip>& trip : leaving_) {
+    trip->leaving = false;
+    trip->sent_ns = now;
+    if (trip->bytes >= limits::kBulkBytesMin) large_ns_.store(now, std::memory_order_relaxed);
+    if (trip->ends_later) ended->push_back(std::move(trip));
+  }
+  leaving_.clear();
 }
 
 // Prepares what goes into the next system calls; false when there is nothing to send.
@@ -137,20 +144,49 @@ bool Lane::fill() {
       return true;
     }
     if (state_ != kReady) return false;
-    if (const Ref<Trip>* const next = outbox_.peek(); next != nullptr && shares_ && announce(**next)) return true;
-    Ref<Trip>* const next = outbox_.next();
+    const Ref<Trip>* const next = outbox_.peek();
     if (next == nullptr) return false;
-    begin_frame(*next);
+    if (shares_ && announce(**next)) return true;
+    begin_frame(*outbox_.next());
   }
-  // What comes first is small where checksums take their time, so that the server has something to begin with.
-  const size_t most = checksums_ && next_part_ == 0 ? limits::kBulkBytesMin : limits::kSendBytes;
+  add_parts();
+  // Small requests go along.
+  while (!in_frame_ && scratch_used_ < limits::kTogetherBytes && pieces_.size() + 8 < kPiecesMax && raw_.empty()) {
+    const Ref<Trip>* const next = outbox_.peek();
+    if (next == nullptr || !is_small(**next)) break;
+    begin_frame(*outbox_.next());
+    add_parts();
+  }
+  return true;
+}
+
+// Of the frame that has been begun, as much as goes into a system call.
+void Lane::add_parts() {
+  // What comes first is small where checksums or many parts take their time, so that the server has something to begin
+  // with.
+  const bool begins = next_part_ == 0;
+  const size_t most = !begins                                                       ? limits::kSendBytes
+                      : sending_->header.op == static_cast<uint8_t>(Op::kStep) ? limits::kTogetherBytes
+                      : checksums_                                                  ? limits::kBulkBytesMin
+                                                                                    : limits::kSendBytes;
   size_t bytes = 0;
   while (next_part_ < frame_parts_.size() && bytes < most && scratch_used_ < limits::kChunkBytes &&
          pieces_.size() + 4 < kPiecesMax) {
     if (!add_part(sending_->parts[frame_parts_[next_part_]], &bytes)) break;
     ++next_part_;
   }
-  return true;
+  if (next_part_ != frame_parts_.size()) return;
+  in_frame_ = false;
+  leaving_.push_back(std::move(sending_));
+  sending_ = Ref<Trip>();
+}
+
+// Whether little of it travels, and nothing has to go before it.
+bool Lane::is_small(const Trip& trip) const {
+  constexpr size_t kPartsMax = 16;
+  constexpr uint64_t kBytesMax = uint64_t{4} << 10;
+  if (trip.parts.size() > kPartsMax) return false;
+  return may_lie(trip) || (trip.bytes <= kBytesMax && (!shares_ || trip.segments.empty()));
 }
 
 std::string Lane::arena_frame(uint32_t id, uint64_t bytes, uint64_t request) const {
@@ -206,6 +242,7 @@ void Lane::heard_of_arena(Code code) {
 
 void Lane::begin_frame(const Ref<Trip>& trip) {
   sending_ = trip;
+  trip->leaving = true;
   in_frame_ = true;
   next_part_ = 0;
   trip->begun = true;
@@ -232,10 +269,11 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
     header.length += kSection + part.bytes();
   }
   header.parts = static_cast<uint32_t>(frame_parts_.size());
-  wire::encode(header, scratch_.data());
-  if (header.extension_bytes != 0) std::memcpy(scratch_.data() + kSection, extensions.data(), header.extension_bytes);
-  scratch_used_ = kSection + header.extension_bytes;
-  add_piece(scratch_.data(), scratch_used_);
+  std::byte* const at = scratch_.data() + scratch_used_;
+  wire::encode(header, at);
+  if (header.extension_bytes != 0) std::memcpy(at + kSection, extensions.data(), header.extension_bytes);
+  scratch_used_ += kSection + header.extension_bytes;
+  add_piece(at, kSection + header.extension_bytes);
 }
 
 void Lane::add_piece(const void* data, size_t bytes) {
@@ -461,7 +499,12 @@ void Lane::fail(const Status& status) {
 // and looks at the state.
 void Lane::disconnect(std::vector<Ref<Trip>>* ended) {
   if (state_ == kDown) return;
-  if (sending_ && sending_->ends_later) ended->push_back(sending_);
+  if (sending_) leaving_.push_back(std::move(sending_));
+  for (const Ref<Trip>& trip : leaving_) {
+    trip->leaving = false;
+    if (trip->ends_later) ended->push_back(trip);
+  }
+  leaving_.clear();
   links_.watch().remove(fd());
   os::shut_down(fd());
   os::close_socket(fd());
@@ -493,7 +536,7 @@ void Lane::finish(const Ref<Trip>& trip) {
   {
     std::lock_guard lock(mutex_);
     if (!outbox_.answered(trip->header.request)) return;  // it has ended before
-    trip->ends_later = sending_.get() == trip.get();
+    trip->ends_later = trip->leaving;
     if (trip->ends_later) return;
   }
   conclude(trip);

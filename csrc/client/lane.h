@@ -101,6 +101,9 @@ class Lane {
   // Sending, with mutex_.
   bool unsent_locked() const;
   bool fill();
+  void add_parts();
+  void have_left(std::vector<Ref<Trip>>* ended);
+  bool is_small(const Trip& trip) const;
   void begin_frame(const Ref<Trip>& trip);
   bool add_part(const Trip::Part& part, size_t* bytes);
   void add_piece(const void* data, size_t bytes);
@@ -137,7 +140,8 @@ class Lane {
 
   std::mutex mutex_;  // of what follows, which is for sending
   Outbox<Ref<Trip>> outbox_;
-  Ref<Trip> sending_;  // whose frame is on its way out
+  Ref<Trip> sending_;               // whose frame is being prepared, part by part
+  std::vector<Ref<Trip>> leaving_;  // whose frames are prepared and on their way out
   bool in_frame_ = false;
   bool checksums_ = false;
   std::vector<uint32_t> frame_parts_;  // of the trip, that the frame has

@@ -195,6 +195,8 @@ Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, in
                                             " requests are without an answer; " + phase(servers[done]));
         break;
       }
+      // What fills the window may be others' that wait for a place as well, and receive nothing meanwhile.
+      for (uint8_t n = 0; n < limits::kLanes; ++n) lane(servers[done], n).attend();
       waiters_.fetch_add(1, std::memory_order_seq_cst);
       os::wait(changes_, seen, left);
       waiters_.fetch_sub(1, std::memory_order_seq_cst);

@@ -34,6 +34,13 @@ void Remote::make_trips(const Plan& plan, const Map& map, const std::vector<uint
   }
 }
 
+void Remote::add_part(const Plan& plan, uint32_t server, Trip::Part part) {
+  const auto it = std::find(servers_.begin(), servers_.end(), server);
+  Trip& trip = it == servers_.end() ? add_trip(plan, server) : *trips_[it - servers_.begin()];
+  part.shard = trip.unanswered++;
+  trip.parts.push_back(part);
+}
+
 void Remote::make_trip(const Plan& plan, uint32_t server) {
   Trip& trip = add_trip(plan, server);
   trip.parts.push_back({.part = 0, .shard = 0});

@@ -35,6 +35,8 @@ class Remote : public Cargo {
   };
   // Part i is about shards[i], in ascending order.
   void make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
+  // One more part of the request to that server, whose parts are counted.
+  void add_part(const Plan& plan, uint32_t server, Trip::Part part);
   // A request to one server, about no shard.
   void make_trip(const Plan& plan, uint32_t server);
   Status reserve(const std::string& what, int64_t deadline_ns) { return links_->reserve(servers_, what, deadline_ns); }

@@ -137,16 +137,20 @@ Status TableClient::check(const TableRequest& r, const What& what) const {
   return {};
 }
 
+What TableClient::what(const TableRequest& r) const {
+  const char* verb = r.erase ? "delete" : r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull";
+  return {verb, "table", name_};
+}
+
 Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
-  const char* verb = r.erase ? "delete" : r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull";
-  const What what{verb, "table", name_};
-  WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TableCall> call = remote() ? make_remote_call(shared_from_this(), what, r)
-                                       : Ref<TableCall>(new LocalTableCall(shared_from_this(), what, r));
+  const What w = what(r);
+  WL_RETURN_IF_ERROR(check(r, w));
+  const Ref<TableCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
+                                       : Ref<TableCall>(new LocalTableCall(shared_from_this(), w, r));
   if (!call->ok()) {
-    return Status(Code::kResourceExhausted, what.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
+    return Status(Code::kResourceExhausted, w.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
   return call->start(r.in, r.out, how, deadline_ns);

@@ -54,6 +54,9 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   const TableSpec& spec() const { return spec_; }
   Table& table() { return *table_; }  // inside this process
 
+  What what(const TableRequest& request) const;
+  // Ok when the request fits the table.
+  Status check(const TableRequest& request, const What& what) const;
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   Status rows(int64_t deadline_ns, uint64_t* out);
@@ -72,7 +75,6 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   TableClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
               const TableSpec& spec)
       : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
-  Status check(const TableRequest& request, const What& what) const;
   Status each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
   Status scan_remote(uint32_t shard, uint64_t* from, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
                      std::vector<float>* weights, bool* more);

@@ -229,8 +229,10 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
 Status TensorClient::check(const TensorRequest& r, const What& what) const {
   const TensorSpec& spec = spec_;
   const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
-  std::vector<uint64_t> shape = spec.shape;
-  if (r.rows.kind != Selection::kAll && shape.empty()) {
+  uint64_t shape[limits::kTensorDimsMax];
+  const size_t dims = spec.shape.size();
+  std::copy(spec.shape.begin(), spec.shape.end(), shape);
+  if (r.rows.kind != Selection::kAll && dims == 0) {
     return Status(Code::kInvalidArgument, what.text() + ": a scalar has no rows");
   }
   if (r.rows.kind == Selection::kRange) {
@@ -249,22 +251,26 @@ Status TensorClient::check(const TensorRequest& r, const What& what) const {
     shape[0] = r.rows.n;
   }
   if (r.in != nullptr) {
-    WL_RETURN_IF_ERROR(check_array(what, ", gradient", *r.in, shape.data(), shape.size(), spec.dtype));
+    WL_RETURN_IF_ERROR(check_array(what, ", gradient", *r.in, shape, dims, spec.dtype));
     if (spec.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
       return Status(Code::kNonFinite, what.text() + ": the gradient has NaN or infinity; nothing was applied");
     }
   }
-  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what, ", out", *r.out, shape.data(), shape.size(), spec.dtype));
+  if (r.out != nullptr) WL_RETURN_IF_ERROR(check_array(what, ", out", *r.out, shape, dims, spec.dtype));
   return {};
+}
+
+What TensorClient::what(const TensorRequest& r) const {
+  return {r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", name_};
 }
 
 Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
-  const What what{r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", name_};
-  WL_RETURN_IF_ERROR(check(r, what));
-  const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), what, r)
-                                        : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), what, r));
+  const What w = what(r);
+  WL_RETURN_IF_ERROR(check(r, w));
+  const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
+                                        : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
   *out = call;
   return call->start(r.in, r.out, how, deadline_ns);
 }

@@ -81,6 +81,9 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   const Cut& cut() const { return cut_; }
   Tensor& tensor() { return *tensor_; }  // inside this process
 
+  What what(const TensorRequest& request) const;
+  // Ok when the request fits the tensor.
+  Status check(const TensorRequest& request, const What& what) const;
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.
@@ -90,7 +93,6 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
                const TensorSpec& spec, const Cut& cut)
       : Handle(std::move(session), full_name, cut.shards), name_(name), spec_(spec), cut_(cut) {}
-  Status check(const TensorRequest& request, const What& what) const;
 
   const std::string name_;
   const TensorSpec spec_;

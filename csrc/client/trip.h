@@ -94,6 +94,7 @@ class Trip : public Counted {
   uint64_t bytes = 0;       // about: which lane it takes
   int64_t sent_ns = 0;      // when all of it had last been sent; 0: not yet
   bool begun = false;       // some of it may have left
+  bool leaving = false;     // its frame is on its way out
   bool ends_later = false;  // its answer came while it was being sent again
   Status status;            // the first refusal
   Ref<Work> owner;          // keeps the cargo while it is under way

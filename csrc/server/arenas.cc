@@ -71,14 +71,14 @@ void Arenas::clear() {
 }
 
 Status Arenas::find(uint32_t id, uint64_t offset, uint64_t bytes, std::shared_ptr<const Mapping>* mapping) const {
-  const std::string what = "arena " + std::to_string(id) + ": ";
+  const auto what = [&] { return "arena " + std::to_string(id) + ": "; };
   std::lock_guard lock(mutex_);
   const auto it = all_.find(id);
-  if (it == all_.end()) return Status(Code::kInvalidArgument, what + "it was never shared with this server");
+  if (it == all_.end()) return Status(Code::kInvalidArgument, what() + "it was never shared with this server");
   if (it->second.mapping == nullptr) return it->second.refused;
   const uint64_t size = it->second.mapping->bytes();
   if (offset > size || bytes > size - offset || offset % 8 != 0) {
-    return Status(Code::kInvalidArgument, what + "an array at " + std::to_string(offset) + " of " +
+    return Status(Code::kInvalidArgument, what() + "an array at " + std::to_string(offset) + " of " +
                                               std::to_string(bytes) + " bytes does not fit its " +
                                               std::to_string(size));
   }

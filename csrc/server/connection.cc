@@ -138,8 +138,11 @@ Status Connection::serve_control(const wire::Header& header) {
     body.resize(wire::padded(part.items_bytes));
     if (!channel_.read(body.data(), body.size())) return ended("within a body");
     body.resize(part.items_bytes);
-    if (crc32c(body.data(), body.size()) != part.items_crc)
+    if (crc32c(body.data(), body.size()) != part.items_crc) {
       corrupt = Status(Code::kCorrupt, "the checksum of the body is wrong");
+      // Whether a file came with it is not known, and the next arena's could be taken for it.
+      if (header.operation() == Op::kArena) channel_.files().lost = true;
+    }
     left = 0;
   }
   if (left != 0) return Status(Code::kProtocolError, "frame: longer than its parts");

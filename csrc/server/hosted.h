@@ -23,7 +23,8 @@ struct Lying {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   uint64_t in_bytes = 0, out_bytes = 0;
-  uint64_t base = 0;  // element e of a tensor is at e - base
+  uint64_t base = 0;    // element e of a tensor is at e - base
+  uint64_t streamed = 0;  // bytes of output of the whole request: many go past the cache
 };
 
 // One part of a request.
@@ -37,6 +38,9 @@ struct Order {
   const std::byte* numbers = nullptr;
   // Where the client's own arrays are, when they are in arenas: `numbers` is then the beginning of the input.
   const Lying* lying = nullptr;
+  // How the answer is addressed: within a step parts are counted, whichever shards they are about.
+  wire::Op frame_op{};
+  uint32_t label = 0;
 
   wire::Op op() const { return header.operation(); }
   // Whether it is numbered and changes the shard.

@@ -15,6 +15,7 @@ constexpr size_t kSection = limits::kSectionBytes;
 constexpr uint64_t kLargeBytes = uint64_t{1} << 20;     // parts from here on count against the staging limit
 constexpr size_t kKeptBufferBytes = size_t{16} << 20;   // a thread keeps no more between requests
 constexpr size_t kStreamHelpers = 2;                    // one reads while two work; more would wait for the stream
+constexpr uint64_t kSmallBytesMax = uint64_t{32} << 10; // of parts that a thread takes at once
 constexpr uint64_t kTwoBytesMax = uint64_t{128} << 10;  // parts up to this are read in pairs
 
 thread_local Buffer t_in, t_out;      // of the part at hand, and of its answer
@@ -32,11 +33,11 @@ Incoming::Incoming(std::shared_ptr<Connection> from, const wire::Header& header)
       left_bytes_(header.length - header.extension_bytes) {}
 
 void Incoming::call_help(Server& server) {
-  shared_ = request_.header().parts > 1 && server.threads() > 1 && request_.work_bytes() >= limits::kCrewBytesMin;
+  shared_ = request_.header().parts > 1 && server.threads() > 1 && request_.is_large();
   if (!shared_) return;
-  const auto threads = static_cast<size_t>(server.threads());
-  if (request_.lies()) at_once_ = std::clamp<size_t>(request_.header().parts / (4 * threads), 1, kAtOnceMax);
-  server.crew().post(Ref<Helped>(this), request_.lies() ? threads - 1 : kStreamHelpers);
+  threads_ = static_cast<size_t>(server.threads());
+  if (request_.lies()) at_once_ = Request::kAtOnceMax;
+  server.crew().post(Ref<Helped>(this), request_.lies() ? threads_ - 1 : kStreamHelpers);
 }
 
 void Incoming::help() {
@@ -48,11 +49,9 @@ void Incoming::help() {
     for (;;) {
       if (!shared_ && !channel_.has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
       if (!next(&batch)) break;
-      for (size_t i = 0; i < batch.n; ++i) {
-        if (!shared_ && request_.lend(batch.parts[i], &lent)) continue;
-        lent.flush();
-        request_.serve(batch.parts[i], batch.bytes, &answers);
-      }
+      if (!shared_ && batch.n == 1 && request_.lend(batch.parts[0].part, &lent)) continue;
+      lent.flush();
+      request_.serve(batch.parts, batch.n, &answers);
       if (batch.staged != 0) from_->host().release(batch.staged);
     }
     lent.flush();
@@ -74,16 +73,47 @@ Status Incoming::finish() {
 
 bool Incoming::next(Batch* batch) {
   std::lock_guard lock(reading_);
+  size_t used = 0;  // of this thread's memory
   batch->n = 0;
-  while (batch->n < at_once_ && left_parts_ != 0 && status_.ok()) {
-    status_ = read_part(&batch->parts[batch->n], &batch->bytes, &batch->staged);
+  batch->staged = 0;
+  // Less and less towards the end, so that the threads end together.
+  const size_t most = std::clamp<size_t>(left_parts_ / (2 * threads_), 1, at_once_);
+  while (batch->n < most && left_parts_ != 0 && status_.ok()) {
+    Request::Taken& taken = batch->parts[batch->n];
+    if (most != 1 && read_small_part(&taken, &used)) {
+      ++batch->n;
+      continue;
+    }
+    if (batch->n != 0 && used != 0) break;  // the memory is in use
+    status_ = read_part(&taken, &batch->staged);
     --left_parts_;
-    if (!status_.ok() || batch->parts[batch->n++].bytes() != 0) break;
+    if (!status_.ok() || batch->parts[batch->n++].part.bytes() != 0) break;
   }
   return batch->n != 0;
 }
 
-Status Incoming::read_part(wire::Part* part, std::byte** at, uint64_t* staged) {
+// The next part, if it has been read ahead and goes well with those before.
+bool Incoming::read_small_part(Request::Taken* taken, size_t* used) {
+  const std::byte* const head = channel_.ahead(0, kSection);
+  wire::Part part;
+  if (head == nullptr || !wire::decode(head, &part).ok()) return false;
+  const uint64_t bytes = part.bytes(), after = uint64_t{left_parts_ - 1} * kSection;
+  if (bytes > kSmallBytesMax - *used || channel_.ahead(kSection, bytes) == nullptr) return false;
+  if (left_bytes_ < kSection + after || bytes > left_bytes_ - kSection - after) return false;
+  std::byte* const to = t_in.room(kSmallBytesMax);
+  if (to == nullptr) return false;
+  channel_.skip(kSection);
+  if (!channel_.read(to + *used, bytes)) return false;
+  *taken = {part, to + *used};
+  *used += bytes;
+  left_bytes_ -= kSection + bytes;
+  --left_parts_;
+  return true;
+}
+
+Status Incoming::read_part(Request::Taken* taken, uint64_t* staged) {
+  wire::Part* const part = &taken->part;
+  std::byte** const at = &taken->bytes;
   *staged = 0;
   std::byte head[kSection];
   if (!channel_.read(head, kSection)) return ended("within a frame");

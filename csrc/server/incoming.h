@@ -34,22 +34,22 @@ class Incoming final : public Helped {
  private:
   // What one thread takes from the stream at once: a part, whole, in this thread's memory or, where it is the only
   // one, in what was read ahead. Where the numbers lie elsewhere there is little to read and much to do, and threads
-  // would wait for each other: then several parts, of which only the last may have bytes.
-  static constexpr size_t kAtOnceMax = 16;
+  // would wait for each other: then several parts, of which only the last may have more bytes than were read ahead.
   struct Batch {
-    wire::Part parts[kAtOnceMax];
+    Request::Taken parts[Request::kAtOnceMax];
     size_t n = 0;
-    std::byte* bytes = nullptr;
     uint64_t staged = 0;
   };
   bool next(Batch* batch);
-  Status read_part(wire::Part* part, std::byte** at, uint64_t* staged);
+  Status read_part(Request::Taken* taken, uint64_t* staged);
+  bool read_small_part(Request::Taken* taken, size_t* used);
 
   const std::shared_ptr<Connection> from_;
   Channel& channel_;
   Request request_;
   bool shared_ = false;  // several threads read its parts
-  size_t at_once_ = 1;   // parts that a thread takes
+  size_t threads_ = 1;   // that may
+  size_t at_once_ = 1;   // parts that a thread takes, at most
 
   std::mutex reading_;  // of what follows, and of the stream
   uint32_t left_parts_;

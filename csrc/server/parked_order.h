@@ -34,14 +34,16 @@ class ParkedOrder final : public Waiting {
     if (checked_.ok() && out_.room(out_bytes_ + 1) == nullptr)
       checked_ =
           Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
-    reply_.part.shard = order_.part.shard;
+    reply_.part.shard = order_.label;
     reply_.part.term = order_.part.term;
     (void)object_->run(order_, shard, checked_, order_.lying != nullptr ? lying_.out : out_.data(), &reply_);
   }
   // Without it.
   void answer() {
     Buffer buffer;
-    Answers answers(from_->channel(), order_.header, &buffer);
+    wire::Header frame = order_.header;
+    frame.op = static_cast<uint8_t>(order_.frame_op);
+    Answers answers(from_->channel(), frame, &buffer);
     std::byte* const to = answers.open(reply_.numbers_bytes);
     if (to == nullptr) return;  // it will be asked again
     if (reply_.numbers_bytes != 0) std::memcpy(to, out_.data(), reply_.numbers_bytes);

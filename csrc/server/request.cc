@@ -1,5 +1,8 @@
 #include "server/request.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/breaks.h"
 #include "base/crc32c.h"
 #include "server/host.h"
@@ -9,123 +12,196 @@ namespace windlass {
 
 using wire::Op;
 
-Request::Request(std::shared_ptr<Connection> from, const wire::Header& header)
-    : from_(std::move(from)), header_(header), object_(from_->host().find(header.object)) {}
+namespace {
+
+constexpr size_t kStepAtOnce = 8;
+
+}  // namespace
+
+Request::Request(std::shared_ptr<Connection> from, const wire::Header& header) : from_(std::move(from)) {
+  about_.header = header;
+  if (!is_step()) about_.object = from_->host().find(header.object);
+}
 
 Status Request::read_extensions(const std::byte* bytes) {
-  if (crc32c(bytes, header_.extension_bytes) != header_.extension_crc)
+  if (crc32c(bytes, header().extension_bytes) != header().extension_crc)
     return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
   wire::Places places;
-  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header_.extension_bytes, hyper_.v, &hypers_, &places));
-  if (lies()) find_arrays(places);
+  WL_RETURN_IF_ERROR(
+      wire::read_extensions(bytes, header().extension_bytes, about_.hyper.v, &about_.hypers, &places));
+  if (lies()) find_arrays(places, &about_);
+  if (is_step()) {  // every part has places of its own; these are the sums
+    about_.lying.in_bytes = places.in_bytes;
+    about_.lying.out_bytes = places.out_bytes;
+  }
+  about_.lying.streamed = places.out_bytes;
   return {};
 }
 
-void Request::find_arrays(const wire::Places& p) {
+void Request::find_arrays(const wire::Places& p, About* about) const {
   const Arenas& arenas = from_->guest()->arenas;
-  if (p.in_arena != 0) misplaced_ = arenas.find(p.in_arena, p.in_offset, p.in_bytes, &lying_.in_mapping);
-  if (p.out_arena != 0 && misplaced_.ok())
-    misplaced_ = arenas.find(p.out_arena, p.out_offset, p.out_bytes, &lying_.out_mapping);
-  if (!misplaced_.ok()) return;
+  Lying& lying = about->lying;
+  if (p.in_arena != 0) about->misplaced = arenas.find(p.in_arena, p.in_offset, p.in_bytes, &lying.in_mapping);
+  if (p.out_arena != 0 && about->misplaced.ok())
+    about->misplaced = arenas.find(p.out_arena, p.out_offset, p.out_bytes, &lying.out_mapping);
+  if (!about->misplaced.ok()) return;
   if (p.in_arena != 0) {
-    lying_.in = lying_.in_mapping->data() + p.in_offset;
-    lying_.in_bytes = p.in_bytes;
+    lying.in = lying.in_mapping->data() + p.in_offset;
+    lying.in_bytes = p.in_bytes;
   }
   if (p.out_arena != 0) {
-    lying_.out = lying_.out_mapping->data() + p.out_offset;
-    lying_.out_bytes = p.out_bytes;
+    lying.out = lying.out_mapping->data() + p.out_offset;
+    lying.out_bytes = p.out_bytes;
   }
-  lying_.base = p.base;
+  lying.base = p.base;
 }
 
-uint64_t Request::work_bytes() const {
-  if (lies()) return std::max(lying_.in_bytes, lying_.out_bytes);
-  const bool rows = object_ != nullptr && object_->spec().is_table && header_.operation() == Op::kPull;
-  return rows ? header_.length / sizeof(uint64_t) * object_->spec().table.dim * sizeof(float) : header_.length;
+bool Request::is_large() const {
+  uint64_t bytes = header().length;
+  if (lies()) {
+    bytes = std::max(about_.lying.in_bytes, about_.lying.out_bytes);
+  } else if (about_.object != nullptr && about_.object->spec().is_table && header().operation() == Op::kPull) {
+    bytes = bytes / sizeof(uint64_t) * about_.object->spec().table.dim * sizeof(float);
+  }
+  return bytes >= (is_step() ? limits::kBulkBytesMin : limits::kCrewBytesMin);
+}
+
+Order Request::order_of(const About& about, const wire::Part& part, std::byte* bytes) const {
+  Order order{about.header, part, about.hyper, about.hypers, from_->guest()->number, bytes,
+              bytes + wire::padded(part.items_bytes)};
+  order.frame_op = header().operation();
+  order.label = part.shard;
+  return order;
 }
 
 Status Request::check_sums(const Order& o) const {
   if (o.part.items_bytes != 0 && crc32c(o.items, o.part.items_bytes) != o.part.items_crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt, "the checksum of the items of shard " + std::to_string(o.part.shard) + " is wrong");
-  if (o.part.numbers_bytes != 0 && (header_.flags & wire::kChecksummed) != 0 &&
+    return Status(Code::kCorrupt, "the checksum of the items of part " + std::to_string(o.part.shard) + " is wrong");
+  if (o.part.numbers_bytes != 0 && (header().flags & wire::kChecksummed) != 0 &&
       crc32c(o.numbers, o.part.numbers_bytes) != o.part.numbers_crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt, "the checksum of the numbers of shard " + std::to_string(o.part.shard) + " is wrong");
+    return Status(Code::kCorrupt, "the checksum of the numbers of part " + std::to_string(o.part.shard) + " is wrong");
+  return {};
+}
+
+// What a part of a step is about: its first item, which makes it an order like any other.
+Status Request::read_item(Order* order, About* about) const {
+  wire::StepItem item;
+  WL_RETURN_IF_ERROR(wire::decode(order->items, order->part.items_bytes, &item));
+  about->header = header();
+  about->header.op = item.op;
+  about->header.object = item.object;
+  about->header.dtype_in = item.dtype_in;
+  about->header.dtype_out = item.dtype_out;
+  about->object = from_->host().find(item.object);
+  about->hypers = item.hypers;
+  std::memcpy(about->hyper.v, order->items + sizeof item, item.hypers * sizeof(double));
+  if (lies()) find_arrays(item.places, about);
+  about->lying.streamed = about_.lying.streamed;
+  order->header = about->header;
+  order->hyper = about->hyper;
+  order->hypers = about->hypers;
+  order->part.shard = item.shard;
+  order->part.items_bytes -= item.bytes();
+  order->items += item.bytes();
   return {};
 }
 
 // Whether the object and the shard are here, under the term that the client thinks.
-Status Request::locate(const Order& o, Shard** shard) const {
-  if (object_ == nullptr) {
-    return Status(Code::kNotFound, "object " + std::to_string(header_.object) + " is not on this server");
-  }
-  *shard = object_->find(o.part.shard);
-  const std::string what = "'" + object_->spec().own_name() + "', shard " + std::to_string(o.part.shard);
-  if (*shard == nullptr) return Status(Code::kStaleMap, what + ": not on this server");
-  if (const uint32_t term = object_->map().run_of(o.part.shard).term; term != o.part.term && !broken(Break::kTerms)) {
-    return Status(Code::kStaleMap,
-                  what + ": expected term " + std::to_string(term) + ", saw " + std::to_string(o.part.term));
-  }
-  return {};
+Status Request::locate(const About& about, uint32_t shard, uint32_t term, Shard** out) {
+  const std::shared_ptr<Hosted>& object = about.object;
+  if (object == nullptr)
+    return Status(Code::kNotFound, "object " + std::to_string(about.header.object) + " is not on this server");
+  *out = object->find(shard);
+  const uint32_t expected = *out != nullptr ? object->map().run_of(shard).term : 0;
+  if (*out != nullptr && (expected == term || broken(Break::kTerms))) return {};
+  const std::string what = "'" + object->spec().own_name() + "', shard " + std::to_string(shard);
+  if (*out == nullptr) return Status(Code::kStaleMap, what + ": not on this server");
+  return Status(Code::kStaleMap,
+                what + ": expected term " + std::to_string(expected) + ", saw " + std::to_string(term));
 }
 
 bool Request::lend(const wire::Part& part, Lent* lent) const {
-  if (lies() || header_.operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole)
-    return false;
-  const Order order{header_, part, hyper_, hypers_, from_->guest()->number, nullptr, nullptr};
+  if (lies() || header().operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
   Shard* shard = nullptr;
-  return locate(order, &shard).ok() && lent->add(order, *object_, *shard);
+  return locate(about_, part.shard, part.term, &shard).ok() &&
+         lent->add(order_of(about_, part, nullptr), *about_.object, *shard);
 }
 
-void Request::serve(const wire::Part& part, std::byte* bytes, Answers* answers) {
-  Order order{header_, part, hyper_, hypers_, from_->guest()->number, bytes, bytes + wire::padded(part.items_bytes)};
-  Reply reply;
-  reply.part.shard = part.shard;
-  reply.part.term = part.term;
-  Shard* shard = nullptr;
-  Status wrong = check_sums(order);
+void Request::prepare(const Taken& taken, Ready* ready) const {
+  Order& order = ready->order;
+  order = order_of(about_, taken.part, taken.bytes);
+  Status& wrong = ready->wrong;
+  wrong = check_sums(order);
+  if (is_step() && wrong.ok()) wrong = read_item(&order, &ready->own);
+  const About& about = is_step() ? ready->own : about_;
   if (lies()) {
-    order.numbers = lying_.in;
-    order.lying = &lying_;
+    order.numbers = about.lying.in;
+    order.lying = &about.lying;
   }
-  if (wrong.ok()) wrong = locate(order, &shard);
-  if (wrong.ok() && !misplaced_.ok() && !order.pushes()) wrong = misplaced_;
-  if (!wrong.ok()) {
-    if (answers->open(0) != nullptr) {
-      reply.refuse(wrong);
-      answers->add(reply);
+  if (wrong.ok()) wrong = locate(about, order.part.shard, order.part.term, &ready->shard);
+  if (wrong.ok() && !about.misplaced.ok() && !order.pushes()) wrong = about.misplaced;
+}
+
+void Request::serve(const Taken* parts, size_t n, Answers* answers) const {
+  // Parts of a step are about one object each, none of which is in a cache: they are asked for before the first is
+  // served.
+  Ready ready[kStepAtOnce];
+  for (size_t i = 0; i < n;) {
+    const size_t some = std::min(is_step() ? kStepAtOnce : 1, n - i);
+    for (size_t k = 0; k < some; ++k) {
+      prepare(parts[i + k], &ready[k]);
+      if (ready[k].shard != nullptr) __builtin_prefetch(ready[k].shard, 1);
     }
+    for (size_t k = 0; k < some; ++k) serve(ready[k], answers);
+    i += some;
+    for (size_t k = 0; k < some && i < n; ++k) ready[k] = Ready();
+  }
+}
+
+void Request::serve(const Ready& ready, Answers* answers) const {
+  const Order& order = ready.order;
+  const About& about = is_step() ? ready.own : about_;
+  Reply reply;
+  reply.part.shard = order.label;
+  reply.part.term = order.part.term;
+  if (!ready.wrong.ok()) {
+    if (answers->open(0) == nullptr) return;
+    reply.refuse(ready.wrong);
+    answers->add(reply);
     return;
   }
+  Shard& shard = *ready.shard;
   uint64_t out_bytes = 0;
-  Status checked = misplaced_.ok() ? object_->check(order, &out_bytes) : misplaced_;
+  Status checked = about.misplaced.ok() ? about.object->check(order, &out_bytes) : about.misplaced;
   std::byte* out = answers->open(out_bytes);
   if (out == nullptr) {
     checked = Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes) + " bytes");
     out = answers->open(0);
     if (out == nullptr) return;
   }
-  if (lies()) out = lying_.out;
+  if (lies()) out = about.lying.out;
   bool parked = false;
   std::vector<std::unique_ptr<ParkedOrder>> freed;
-  with_turn(shard->turn, [&] {
-    if (!object_->run(order, *shard, checked, out, &reply)) {
-      parked = park(order, checked, out_bytes, *shard, &reply);
+  with_turn(shard.turn, [&] {
+    if (!about.object->run(order, shard, checked, out, &reply)) {
+      parked = park(about, order, checked, out_bytes, shard, &reply);
       return;
     }
-    while (!shard->parked.empty()) {
-      const Record& record = shard->records.of(order.session, order.header.session);
-      std::unique_ptr<Waiting> waiting = shard->parked.take(order.session, record.sequence);
+    while (!shard.parked.empty()) {
+      const Record& record = shard.records.of(order.session, order.header.session);
+      std::unique_ptr<Waiting> waiting = shard.parked.take(order.session, record.sequence);
       if (waiting == nullptr) break;
       freed.emplace_back(static_cast<ParkedOrder*>(waiting.release()));
-      freed.back()->run(*shard);
+      freed.back()->run(shard);
     }
   });
   if (!parked) answers->add(reply);
   for (const auto& f : freed) f->answer();
 }
 
-bool Request::park(const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Reply* reply) {
-  std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, object_, order, checked, out_bytes);
+bool Request::park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
+                   Reply* reply) const {
+  std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, about.object, order, checked, out_bytes);
   if (waiting != nullptr && shard.parked.park(&waiting)) return true;
   const Record& record = shard.records.of(order.session, order.header.session);
   reply->part.sequence = record.sequence;

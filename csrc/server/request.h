@@ -1,7 +1,7 @@
 // Request: what the header and the extensions of a frame ask for, and how one of its parts is served.
 //
 // A part is complete and its checksums are compared before its shard hears of it. It runs at the shard's turn, or is
-// parked there if it came before its time.
+// parked there if it came before its time. In a step every part says for itself what it asks for.
 //
 // Thread safety: read_extensions() first; then several threads may serve parts.
 #pragma once
@@ -21,29 +21,52 @@ class Request {
 
   // The extensions, as they came.
   Status read_extensions(const std::byte* bytes);
-  const wire::Header& header() const { return header_; }
+  const wire::Header& header() const { return about_.header; }
+  bool is_step() const { return header().operation() == wire::Op::kStep; }
   // Whether its arrays are in the client's arenas.
-  bool lies() const { return (header_.flags & wire::kInArenas) != 0; }
-  // About how much there is to do.
-  uint64_t work_bytes() const;
+  bool lies() const { return (header().flags & wire::kInArenas) != 0; }
+  // Whether there is enough to do for several threads.
+  bool is_large() const;
 
   // Sends the answer from where the weights lie; false when it has to be served.
   bool lend(const wire::Part& part, Lent* lent) const;
-  void serve(const wire::Part& part, std::byte* bytes, Answers* answers);
+  // Some parts, each whole.
+  struct Taken {
+    wire::Part part;
+    std::byte* bytes = nullptr;
+  };
+  static constexpr size_t kAtOnceMax = 16;
+  void serve(const Taken* parts, size_t n, Answers* answers) const;
 
  private:
-  void find_arrays(const wire::Places& places);
+  // What parts are about.
+  struct About {
+    wire::Header header;
+    std::shared_ptr<Hosted> object;
+    Hyper hyper;
+    size_t hypers = 0;
+    Lying lying;       // where the client's arrays are
+    Status misplaced;  // what is wrong with that
+  };
+  // A part that is about to be served.
+  struct Ready {
+    Order order;
+    About own;  // in a step
+    Shard* shard = nullptr;
+    Status wrong;
+  };
+  void prepare(const Taken& part, Ready* ready) const;
+  Order order_of(const About& about, const wire::Part& part, std::byte* bytes) const;
   Status check_sums(const Order& order) const;
-  Status locate(const Order& order, Shard** shard) const;
-  bool park(const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Reply* reply);
+  Status read_item(Order* order, About* about) const;
+  void find_arrays(const wire::Places& places, About* about) const;
+  static Status locate(const About& about, uint32_t shard, uint32_t term, Shard** out);
+  void serve(const Ready& ready, Answers* answers) const;
+  bool park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
+            Reply* reply) const;
 
   const std::shared_ptr<Connection> from_;
-  const wire::Header header_;
-  const std::shared_ptr<Hosted> object_;
-  Hyper hyper_;
-  size_t hypers_ = 0;
-  Lying lying_;       // where the client's arrays are
-  Status misplaced_;  // what is wrong with that
+  About about_;
 };
 
 }  // namespace windlass

@@ -87,7 +87,8 @@ Status Several::serve(const Frame& frame, Answers* answers) {
     left -= kSection;
     if (part.bytes() > left)
       return Status(Code::kProtocolError, "part: " + std::to_string(part.bytes()) + " bytes, more than its frame has");
-    request.serve(part, at + kSection, answers);
+    const Request::Taken taken{part, at + kSection};
+    request.serve(&taken, 1, answers);
     at += kSection + part.bytes();
     left -= part.bytes();
   }

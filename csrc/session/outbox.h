@@ -21,6 +21,7 @@ class Outbox {
   void add(uint64_t id, T what) {
     all_.emplace(id, Entry{std::move(what), false});
     ++queued_;
+    queued_from_ = std::min(queued_from_, id);
   }
   bool idle() const { return all_.empty(); }
   bool has_queued() const { return queued_ != 0; }
@@ -30,15 +31,12 @@ class Outbox {
   // The next to be sent, which counts as sent from now on; nullptr when there is none.
   T* next() {
     if (queued_ == 0) return nullptr;
-    const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.sent; });
+    const auto it = first_queued();
     it->second.sent = true;
     --queued_;
     return &it->second.what;
   }
-  const T* peek() const {  // the same, without sending it
-    if (queued_ == 0) return nullptr;
-    return &std::find_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.sent; })->second.what;
-  }
+  const T* peek() { return queued_ == 0 ? nullptr : &first_queued()->second.what; }  // the same, without sending it
   // The one that has been without an answer for longest; nullptr when nothing is.
   const T* oldest_sent() const {
     const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return e.second.sent; });
@@ -60,12 +58,14 @@ class Outbox {
   void lost() {
     for (auto& [id, e] : all_) e.sent = false;
     queued_ = all_.size();
+    queued_from_ = 0;
   }
   void again(uint64_t id) {
     const auto it = all_.find(id);
     if (it == all_.end() || !it->second.sent) return;
     it->second.sent = false;
     ++queued_;
+    queued_from_ = std::min(queued_from_, id);
   }
   // What to ask the server about, and what follows from its answer: a request that it does not hold and has not
   // answered either is lost.
@@ -96,8 +96,16 @@ class Outbox {
     T what;
     bool sent;
   };
+  auto first_queued() {
+    const auto it =
+        std::find_if(all_.lower_bound(queued_from_), all_.end(), [](const auto& e) { return !e.second.sent; });
+    queued_from_ = it->first;
+    return it;
+  }
+
   std::map<uint64_t, Entry> all_;
   size_t queued_ = 0;
+  uint64_t queued_from_ = 0;  // nothing before it is queued
 };
 
 }  // namespace windlass

@@ -20,6 +20,7 @@ struct Keys {
   KeyType type = KeyType::kInt64;
   uint64_t n = 0;
 
+  uint64_t bytes() const { return n * (type == KeyType::kInt32 ? sizeof(int32_t) : sizeof(uint64_t)); }
   uint64_t at(uint64_t i) const {
     return type == KeyType::kInt32 ? static_cast<uint64_t>(static_cast<int64_t>(static_cast<const int32_t*>(data)[i]))
                                    : static_cast<const uint64_t*>(data)[i];

@@ -45,6 +45,7 @@ const char* name_of(Op op) {
     case Op::kScan: return "export";
     case Op::kDetach: return "detach";
     case Op::kArena: return "arena";
+    case Op::kStep: return "step";
   }
   return "?";
 }
@@ -86,6 +87,22 @@ Status decode(const std::byte* from, Part* out) {
   if (p.numbers_bytes > limits::kNumbersBytesMax)
     return at_most("part: numbers bytes", limits::kNumbersBytesMax, p.numbers_bytes);
   *out = p;
+  return {};
+}
+
+Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
+  StepItem item;
+  if (bytes < sizeof item) return Status(Code::kInvalidArgument, "step: a part without its first item");
+  std::memcpy(&item, items, sizeof item);
+  const auto op = static_cast<Op>(item.op);
+  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull)
+    return Status(Code::kInvalidArgument, "step: operation " + std::to_string(item.op) + " is no push and no pull");
+  if (item.hypers > limits::kRuleHyperMax || item.bytes() > bytes)
+    return Status(Code::kInvalidArgument,
+                  "step: " + std::to_string(item.hypers) + " hyperparameters do not fit its items");
+  const auto most = static_cast<uint8_t>(Dtype::kFloat16);
+  if (item.dtype_in > most || item.dtype_out > most) return Status(Code::kInvalidArgument, "step: an unknown dtype");
+  *out = item;
   return {};
 }
 

@@ -35,10 +35,11 @@ enum class Op : uint8_t {
   kScan,
   kDetach,
   kArena,
+  kStep,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kArena);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kStep);
 // Operations that are about no shard: one part with a body.
-constexpr bool is_control(Op op) { return op < Op::kPush || op >= Op::kDetach; }
+constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena; }
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;
@@ -128,6 +129,27 @@ struct Places {
   uint64_t base = 0;  // element e of a tensor is at e - base
 };
 static_assert(sizeof(Places) == 48);
+
+// What a part of a step is about: the first of its items, before hyperparameters (float64 each, padded) and the items
+// that it would have on its own.
+struct StepItem {
+  uint32_t object = 0;
+  uint32_t shard = 0;
+  uint8_t op = 0;  // push, pull or push_pull
+  uint8_t dtype_in = 0, dtype_out = 0;
+  uint8_t hypers = 0;  // how many follow
+  uint32_t zero = 0;
+  Places places;
+
+  uint32_t bytes() const;  // with the hyperparameters
+};
+static_assert(sizeof(StepItem) == limits::kSectionBytes);
+
+inline uint32_t StepItem::bytes() const {
+  return static_cast<uint32_t>(sizeof(StepItem) + padded(hypers * sizeof(double)));
+}
+// Reads the first item of a part of a step; whatever is wrong with it is kInvalidArgument.
+Status decode(const std::byte* items, uint32_t bytes, StepItem* item);
 
 void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
 void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);

@@ -34,7 +34,7 @@ def networks() -> Iterator[Callable[[str, int], Network]]:
         yield functools.cache(lambda kind, servers: stack.enter_context(network(kind, servers)))
 
 
-@pytest.fixture(params=["tcp", "unix"])
+@pytest.fixture(params=["tcp", "unix", "arena"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

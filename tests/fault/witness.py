@@ -26,11 +26,11 @@ WIDE = 6 * SHARD // ROW  # rows of the tensor that all push to: 384 KiB, so that
 OWN = 2 * SHARD // ROW  # rows of a tensor that one thread alone pushes to, on both servers
 KEYS, DIM = 500, 4
 PIPELINE = 24  # pushes that a thread does not wait for
-PUSHES = {7: "push", 9: "push_pull", 10: "erase"}
+PUSHES = {7: "push", 9: "push_pull", 10: "erase", 16: "step"}
 OPERATIONS = (
     *["push rows", "push listed rows", "push own rows", "push keys"] * 4,
     *["push all", "push all own", "push_pull own rows", "push_pull_async", "push_pull keys"] * 2,
-    *["push_pull all own", "pull own", "delete"],
+    *["push_pull all own", "pull own", "delete", "step"],
 )
 
 
@@ -81,15 +81,15 @@ class Tap(Control):
 class Network:
     """Servers, each behind a proxy. Faults begin with ``spoil()``."""
 
-    def __init__(self, servers: Servers, proxies: list[Proxy], taps: list[Tap]) -> None:
-        self.servers, self.proxies, self.taps = servers, proxies, taps
+    def __init__(self, servers: Servers, proxies: list[Proxy], taps: list[Tap], transport: str) -> None:
+        self.servers, self.proxies, self.taps, self.transport = servers, proxies, taps, transport
 
     @property
     def addresses(self) -> list[str]:
         return [proxy.address for proxy in self.proxies]
 
     def connect(self, **arguments: Any) -> wl.Cluster:
-        return wl.connect(**{"servers": self.addresses, "timeout": 30, **arguments})
+        return wl.connect(**{"servers": self.addresses, "timeout": 30, "transport": self.transport, **arguments})
 
     def begin(self) -> None:
         """For the next test: no faults, and none counted."""
@@ -124,13 +124,15 @@ class Network:
 
 @contextlib.contextmanager
 def network(kind: str, count: int = 2, *, threads: int = 2, **options: Any) -> Iterator[Network]:
+    """kind: "tcp", "unix", or "arena": Unix sockets, and memory that is shared."""
+    sockets, transport = ("unix", "arena") if kind == "arena" else (kind, "socket")
     with contextlib.ExitStack() as stack:
-        servers = stack.enter_context(Servers(count, kind=kind, threads=threads, **options))
+        servers = stack.enter_context(Servers(count, kind=sockets, threads=threads, **options))
         proxies = [stack.enter_context(Proxy(address)) for address in servers.addresses]
         taps = [Tap(Faults()) for _ in proxies]
         for proxy, tap in zip(proxies, taps, strict=True):
             proxy._control = tap
-        yield Network(servers, proxies, taps)
+        yield Network(servers, proxies, taps, transport)
 
 
 # -- the load --------------------------------------------------------------------------------------------------------
@@ -143,6 +145,7 @@ class Hand:
         self.load, self.number, self.name = load, number, f"hand-{number}"
         self.thread = threading.Thread(target=self.run, name=self.name, daemon=True)
         self.random = random.Random(f"{load.seed} {number}")
+        self.cluster = cluster
         self.tensors = load.open(cluster, number)
         self.wide = np.zeros((WIDE, ROW), np.int64)
         self.own = np.zeros((OWN, ROW), np.int64)
@@ -239,6 +242,18 @@ class Hand:
 
     def do_pull_own(self) -> None:
         self._expect("pull", self.tensors.own.pull(), self.own)
+
+    def do_step(self) -> None:
+        rows, grad, keys = self._gradient(OWN, ROW), self._gradient(WIDE, ROW), [self.random.randrange(KEYS)]
+        with self.cluster.step() as step:
+            step.push(self.tensors.own, rows)
+            step.push(self.tensors.wide, grad)
+            seen = step.push_pull(self.tensors.own, rows)
+            step.push(self.tensors.table, keys, np.ones((1, DIM), np.float32))
+        self.own += 2 * rows
+        self.wide += grad
+        self.keys[keys] += 1
+        self._expect("step", seen, self.own)
 
     def do_delete(self) -> None:
         keys = np.arange(self.random.randint(1, 30)) + 1000 * (self.number + 1)

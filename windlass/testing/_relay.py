@@ -3,11 +3,14 @@
 A thread has one buffer. Frames that are left alone stay in it until it is read dry and then leave in one call; a large
 frame streams through it. Only a frame that is sent twice or later is copied, once. What is done to a frame is decided
 when its header is there, from the header as it came: the true length counts, whatever is done to the bytes.
+
+On Unix sockets a file that came beside a frame (an arena) goes where its frame goes, as often as that does.
 """
 
 import collections
 import contextlib
 import fcntl
+import os
 import random
 import select
 import socket
@@ -27,6 +30,7 @@ BUFFER_BYTES = 128 << 10
 HELD_S = 0.02  # a frame held back goes on after so long, though none has overtaken it
 SETTLE_S = 1.0  # what a cut waits at most until the peer has what was sent
 HELLO = 1
+FILES_SPACE = socket.CMSG_SPACE(4)
 
 
 class Control:
@@ -104,6 +108,11 @@ class Pump(threading.Thread):
         self._left: int | None = None  # bytes until cut_at
         self._held = bytearray()
         self._held_until = 0.0
+        self._read = 0  # bytes so far
+        self._files: collections.deque[tuple[int, int]] = collections.deque()  # where each came in the stream
+        self._file: int | None = None  # of the frame at hand
+        self._held_file: int | None = None
+        self._passing: int | None = None  # what goes beside the next byte
         self._faults: Faults | None = None
         self._random = random.Random()
 
@@ -119,6 +128,9 @@ class Pump(threading.Thread):
         except (OSError, _Cut):
             self._connection.cut()
         finally:
+            for file in (*(file for _, file in self._files), self._file, self._held_file):
+                if file is not None:
+                    os.close(file)
             self._connection.leave()
 
     # -- the stream --------------------------------------------------------------------------------------------------
@@ -157,9 +169,18 @@ class Pump(threading.Thread):
         rest = self._end - self._at
         self._buffer[:rest] = self._buffer[self._at : self._end]
         self._sent, self._at, self._end = 0, 0, rest
-        if (got := self._source.recv_into(self._buffer[rest:])) == 0:
+        if (got := self._receive(self._buffer[rest:])) == 0:
             raise EOFError
         self._end += got
+        self._read += got
+
+    def _receive(self, into: memoryview) -> int:
+        if self._source.family != socket.AF_UNIX:
+            return self._source.recv_into(into)
+        got, beside, _, _ = self._source.recvmsg_into([into], FILES_SPACE)
+        for _, _, files in beside:
+            self._files.append((self._read, int.from_bytes(files[:4], "little")))
+        return got
 
     def _pass(self, size: int) -> None:
         """Lets the next bytes go on as they are."""
@@ -194,23 +215,46 @@ class Pump(threading.Thread):
             self._control.flow.wait()
             with self.sending, contextlib.suppress(BlockingIOError):
                 if self._control.flow.is_set():
-                    data = data[self._sink.send(data, socket.MSG_DONTWAIT) :]
+                    data = data[self._send_some(data) :]
             if data:
                 self._writable.poll()
         if last:
             self._cut("cut_at")
+
+    def _send_some(self, data: memoryview | bytes) -> int:
+        if self._passing is None:
+            return self._sink.send(data, socket.MSG_DONTWAIT)
+        beside = (socket.SOL_SOCKET, socket.SCM_RIGHTS, self._passing.to_bytes(4, "little"))
+        sent = self._sink.sendmsg([data], [beside], socket.MSG_DONTWAIT)
+        self._passing = None
+        return sent
 
     def _release(self) -> None:
         """Passes on the frame that was held back."""
         if self._held:
             self._flush()
             held, self._held = self._held, bytearray()
+            self._passing = self._held_file
             self._send(memoryview(held))
+            if self._held_file is not None:
+                os.close(self._held_file)
+                self._held_file = None
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def _handle(self, size: int) -> None:
         """One frame, whose header is in the buffer."""
+        if not self._files or self._files[0][0] != self._read - (self._end - self._at):
+            return self._treat(size)
+        self._flush()
+        self._file = self._passing = self._files.popleft()[1]
+        self._treat(size)
+        self._flush()
+        if self._file is not None:
+            os.close(self._file)
+        self._file = self._passing = None
+
+    def _treat(self, size: int) -> None:
         control, faults = self._control, self._control.faults
         with control.lock:
             control.frames[self._direction] += 1
@@ -245,6 +289,7 @@ class Pump(threading.Thread):
         for piece in self._pieces(size):
             copy += piece
             self._send(piece)
+        self._passing = self._file
         self._send(memoryview(copy))
 
     def _reorder_frame(self, size: int) -> None:
@@ -252,6 +297,7 @@ class Pump(threading.Thread):
             return self._pass(size)
         for piece in self._pieces(size):
             self._held += piece
+        self._held_file, self._file, self._passing = self._file, None, None
         self._held_until = time.monotonic() + HELD_S
 
     def _corrupt_frame(self, size: int) -> None:

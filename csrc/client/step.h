@@ -1,0 +1,63 @@
+// StepClient: pushes and pulls on any number of objects that leave together, in order.
+//
+// What is added is checked at once; ordinary inputs and key lists are copied, registered ones and outputs belong to the
+// step until it has run. Whole tensors on servers elsewhere share one request per server (StepCall); what is about some
+// rows, and everything inside the process, is a call of its own. Every part has its own sequence either way, so a retry
+// is as harmless as ever.
+//
+// Thread safety: none; one thread's.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "client/table.h"
+#include "client/tensor.h"
+
+namespace windlass {
+
+class StepCall;
+
+class StepClient {
+ public:
+  explicit StepClient(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  StepClient(const StepClient&) = delete;
+  StepClient& operator=(const StepClient&) = delete;
+  ~StepClient();
+
+  Status add(std::shared_ptr<TensorClient> tensor, const TensorRequest& request);
+  Status add(std::shared_ptr<TableClient> table, const TableRequest& request);
+  // Sends everything and waits for it. The first error is returned when the others are done; what comes behind a
+  // request that cannot be begun is not sent.
+  Status run(int64_t deadline_ns);
+
+ private:
+  struct Item {
+    std::shared_ptr<TensorClient> tensor;  // one of the two
+    std::shared_ptr<TableClient> table;
+    TensorRequest tensor_request;
+    TableRequest table_request;
+    Array in, out;
+    bool together = false;  // in one request with its neighbours
+    Ref<Call> call;
+  };
+  // An ordinary output, and where the weights go instead until the end.
+  struct Landing {
+    void* out;
+    std::byte* staged;
+    size_t bytes;
+  };
+  Status start(Item& item, int64_t deadline_ns);
+  bool keep(Array* array);
+  bool stage(Array* array);
+  std::byte* copy(const void* data, size_t bytes);
+
+  const std::shared_ptr<Session> session_;
+  std::deque<Item> items_;
+  std::vector<std::byte*> copies_;
+  std::vector<Landing> landings_;
+};
+
+}  // namespace windlass
