@@ -69,7 +69,7 @@ class Arena {
     for (uint64_t n = 4 + r.below(10); n != 0; --n) {
       const auto s = static_cast<uint32_t>(r.below(2)), k = static_cast<uint32_t>(r.below(4));
       const uint64_t begin = s * 16'384, size = s == 0 ? 16'384 : 3'616;
-      switch (r.below(14)) {
+      switch (r.below(15)) {
         case 0: frames.push_back(with_body(Op::kOpen, body_of(some_spec()))); break;
         case 1: {
           const bool table = r.below(2) == 0;
@@ -103,7 +103,16 @@ class Arena {
                                    r.below(2) == 0 ? wire::kCreates : 0));
           break;
         case 11: frames.push_back(on_keys(Op::kErase, own_table_, k, ++table_sequence[k], keys_in(k, 2))); break;
-        case 12:
+        case 12: {
+          const Frame push = on_whole(Op::kPush, own_tensor_, s, ++tensor_sequence[s], some_floats(&r, size));
+          const Frame pull = on_spans(Op::kPull, own_tensor_, s, tensor_sequence[s], {begin, r.below(100)});
+          const Frame rows =
+              on_keys(Op::kPushPull, own_table_, k, ++table_sequence[k], keys_in(k, 3), some_floats(&r, 24));
+          frames.push_back(r.below(2) == 0 ? test::in_step({push, pull, rows}) : test::in_step({rows, pull, push}, {0.5}));
+          frames.back().header.priority = static_cast<uint8_t>(r.below(2));
+          break;
+        }
+        case 13:
           frames.push_back(about(Op::kScan, own_table_, k, table_sequence[k], bytes_of<uint64_t>({1 + r.below(50)})));
           break;
         default:
@@ -136,10 +145,26 @@ class Arena {
       if (h.magic != wire::kMagic || !wire::decode(reinterpret_cast<const std::byte*>(bytes.data()) + at, &h).ok())
         continue;
       const Op op = h.operation();
+      if (op == Op::kStep && pushes_to_victim(bytes, at, h)) return false;
       const bool pushes = op == Op::kPush || op == Op::kPushPull || op == Op::kErase;
       if (pushes && (h.object == tensor_.object || h.object == table_.object)) return false;
     }
     return true;
+  }
+
+  bool pushes_to_victim(const std::string& bytes, size_t at, const wire::Header& h) const {
+    at += 64 + h.extension_bytes;
+    for (uint32_t i = 0; i < h.parts && at + 128 <= bytes.size(); ++i) {
+      wire::Part part;
+      wire::StepItem item;
+      const auto* const from = reinterpret_cast<const std::byte*>(bytes.data()) + at;
+      if (!wire::decode(from, &part).ok()) return false;
+      if (wire::decode(from + 64, part.items_bytes, &item).ok() && item.op != static_cast<uint8_t>(Op::kPull) &&
+          (item.object == tensor_.object || item.object == table_.object))
+        return true;
+      at += 64 + part.bytes();
+    }
+    return false;
   }
 
   // Sends the bytes on a connection of their own; returns whatever came until its end.

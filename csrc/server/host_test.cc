@@ -22,6 +22,7 @@ using test::frame_of;
 using test::FramePart;
 using test::hello_as;
 using test::keys_in;
+using test::in_step;
 using test::on_keys;
 using test::on_spans;
 using test::on_whole;
@@ -212,6 +213,86 @@ TEST(a_request_of_many_parts_is_answered_part_by_part) {
       const std::vector<int64_t> got = values_of<int64_t>(p.numbers);
       CHECK_EQ(got.size(), n % 2 == 0 ? 0 : cut.end_of(p.part.shard) - cut.first_of(p.part.shard));
       CHECK(std::all_of(got.begin(), got.end(), [&](int64_t x) { return x == want; }));
+    }
+  }
+}
+
+TEST(a_step_has_parts_about_any_object_and_is_answered_part_by_part) {
+  Fixture f;
+  const std::vector<uint64_t> keys = keys_in(7, 2);
+  Frame step = in_step({on_whole(Op::kPush, f.tensor, 0, 2, floats(Fixture::kPerShard, 1)),
+                        on_spans(Op::kPull, f.tensor, 0, 2, {5, 2}),  // which sees that push
+                        on_keys(Op::kPushPull, f.table, 7, 2, keys, floats(2 * Fixture::kDim, 1)),
+                        on_whole(Op::kPush, f.tensor, 0, 3, floats(Fixture::kPerShard, 1)),
+                        on_spans(Op::kPull, f.tensor, 2, 1, {32'768, 1})});
+  for (const uint8_t bulk : {0, 1}) {
+    step.header.priority = bulk;
+    std::vector<FramePart> parts = f.peer.call(step);
+    CHECK_EQ(parts.size(), 5u);
+    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.part.shard < b.part.shard; });
+    for (uint32_t i = 0; i < 5; ++i) {
+      CHECK_OK(parts[i].status());
+      CHECK_EQ(parts[i].part.shard, i);
+    }
+    CHECK(values_of<float>(parts[1].numbers) == std::vector<float>(2, bulk == 0 ? 2.0f : 3.0f));
+    CHECK(values_of<float>(parts[2].numbers) == std::vector<float>(2 * Fixture::kDim, 4.0f));
+    CHECK(values_of<float>(parts[4].numbers) == std::vector<float>(1, 3.0f));
+    CHECK_EQ(parts[3].part.sequence, 3u);
+  }  // the second time it was a repeat, and changed nothing
+  CHECK(values_of<float>(f.peer.call_one(on_spans(Op::kPull, f.tensor, 0, 3, {0, 1})).numbers) ==
+        std::vector<float>(1, 3.0f));
+}
+
+TEST(parts_of_a_step_that_make_no_sense_are_refused_one_by_one) {
+  Fixture f;
+  const uint64_t before = f.fingerprint();
+  const Frame good = on_spans(Op::kPull, f.tensor, 0, 1, {5, 2});
+  const auto spoiled = [&](auto spoil) {
+    Frame step = in_step({good, good});
+    wire::StepItem item;
+    std::memcpy(&item, step.parts[1].items.data(), sizeof item);
+    spoil(&item);
+    std::memcpy(step.parts[1].items.data(), &item, sizeof item);
+    std::vector<FramePart> parts = f.peer.call(step);
+    CHECK_EQ(parts.size(), 2u);
+    if (parts[0].part.shard != 0) std::swap(parts[0], parts[1]);
+    CHECK_OK(parts[0].status());
+    return parts[1].status();
+  };
+  for (const Op op : {Op::kErase, Op::kScan, Op::kStep, Op::kHello, static_cast<Op>(0), static_cast<Op>(200)})
+    CHECK_CODE(spoiled([op](wire::StepItem* i) { i->op = static_cast<uint8_t>(op); }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->dtype_in = 5; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->dtype_out = 255; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->hypers = 9; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->hypers = 8; }), Code::kInvalidArgument);  // there is no room for them
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->object = 60'000; }), Code::kNotFound);
+  CHECK_CODE(spoiled([](wire::StepItem* i) { i->shard = 3; }), Code::kStaleMap);
+  Frame none = in_step({good});
+  none.parts[0].items.resize(63);
+  CHECK_CODE(f.peer.call_one(none).status(), Code::kInvalidArgument);
+  none.parts[0].items.clear();
+  CHECK_CODE(f.peer.call_one(none).status(), Code::kInvalidArgument);
+  CHECK_EQ(f.fingerprint(), before);
+}
+
+TEST(requests_that_arrive_together_are_all_answered_also_when_the_order_is_wrong) {
+  for (const bool backwards : {false, true}) {
+    Fixture f;
+    std::string all;
+    constexpr uint64_t kRequests = 60;
+    for (uint64_t i = 0; i < kRequests; ++i) {
+      const uint64_t n = backwards ? kRequests - i : i + 1;
+      Frame push = on_spans(Op::kPushPull, f.tensor, 2, n + 1, {32'768, 1}, bytes_of<float>({1}));
+      push.header.request = 1000 + n;
+      f.peer.stamp(&push);
+      all += push.bytes();
+    }
+    CHECK(f.peer.send(all));
+    for (uint64_t n = 1; n <= kRequests; ++n) {
+      const std::vector<FramePart> parts = f.peer.finish(1000 + n, 1);
+      CHECK_EQ(parts.size(), 1u);
+      CHECK_OK(parts[0].status());
+      CHECK(values_of<float>(parts[0].numbers) == std::vector<float>(1, 3.0f + static_cast<float>(n)));
     }
   }
 }

@@ -413,6 +413,28 @@ inline Frame on_keys(wire::Op op, const Map& map, uint32_t shard, uint64_t seque
   return f;
 }
 
+// Requests of one part each, as a step.
+inline Frame in_step(const std::vector<Frame>& requests, std::initializer_list<double> hyper = {}) {
+  Frame step = frame_of(wire::Op::kStep);
+  for (const Frame& f : requests) {
+    FramePart p = f.parts[0];
+    wire::StepItem item;
+    item.object = f.header.object;
+    item.shard = p.part.shard;
+    item.op = f.header.op;
+    item.dtype_in = f.header.dtype_in;
+    item.dtype_out = f.header.dtype_out;
+    item.hypers = static_cast<uint8_t>(hyper.size());
+    std::string first(reinterpret_cast<const char*>(&item), sizeof item);
+    first += bytes_of(std::vector<double>(hyper));
+    first.resize(item.bytes());
+    p.items = first + p.items;
+    p.part.shard = static_cast<uint32_t>(step.parts.size());
+    step.parts.push_back(std::move(p));
+  }
+  return step;
+}
+
 // Some keys of one shard, always the same.
 inline std::vector<uint64_t> keys_in(uint32_t shard, size_t n) {
   std::vector<uint64_t> keys;
