@@ -1,8 +1,9 @@
 """What all tests share: the option --accurate, server processes, and a cluster that closes.
 
 A test that takes `cluster` runs three times: inside the process, over TCP, and over Unix sockets with memory that is
-shared, each of those with two server processes. One that can only be about the engine inside the process says why with a mark, which drops the others:
-``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or one case of a parametrised test.
+shared, each of those with two server processes. One that can only be about the engine inside the process says why with
+a mark, which drops the others: ``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or
+one case of a parametrised test.
 """
 
 import contextlib

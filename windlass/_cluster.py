@@ -312,6 +312,22 @@ class Cluster:
         """A checksum of everything on the server; equal for equal contents, however they came about."""
         return f"{self._session.fingerprint(self._timeout if timeout is None else timeout):016x}"
 
+    def abandon(self, server: int | str) -> None:
+        """Gives a server up for good, by its number or its address: requests to it raise ServerLost from now on.
+
+        For a server that hangs. Where it shares memory with this process it could still write what it began to write;
+        so arrays that it was given get fresh pages under the same addresses, with the contents they have.
+        """
+        self._engine.check()
+        if self._dialer is None or self._remote is None:
+            raise InvalidArgument("abandon: the server is inside this process")
+        addresses = [str(address) for address in self._remote.servers]
+        if isinstance(server, str) and str(Address.parse(server)) in addresses:
+            server = addresses.index(str(Address.parse(server)))
+        if not _whole(server) or not 0 <= int(server) < len(addresses):
+            raise InvalidArgument(f"abandon: {server!r} is none of the servers {addresses}")
+        self._dialer.abandon(int(server))
+
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
         if self._engine.forked:

@@ -52,6 +52,10 @@ class Dialer:
         self._thread.start()
         _dialers.add(self)
 
+    def abandon(self, server: int) -> None:
+        """Gives a server up: whatever is on its way there fails, and it is not dialled any more."""
+        self._give_up(server, ServerLost(f"{self._servers[server]} was abandoned"))
+
     def close(self) -> None:
         """After the links have been stopped."""
         self._closed.set()

@@ -50,9 +50,7 @@ class Host(Protocol):
 class Doorman:
     """Accepts connections, shakes hands and hands over to the host. Lives in one event loop."""
 
-    def __init__(
-        self, listeners: list[socket.socket], token: bytes | None, host: Host, door: bytes = NO_DOOR
-    ) -> None:
+    def __init__(self, listeners: list[socket.socket], token: bytes | None, host: Host, door: bytes = NO_DOOR) -> None:
         self._listeners = listeners
         self._door = door
         self._token = token

@@ -1,6 +1,5 @@
 """Steps: what a worker pushes and pulls in one iteration, as one request per server."""
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,13 @@ class Step:
         self._core: _core.Step | None = None
         self._kept: list[Any] = []  # arrays that the core has pointers to
 
-    def push(self, to: "Tensor | Table | Sequence[Tensor]", *arrays: Any, weight: float = 1.0, **hyper: float) -> None:
+    def push(
+        self,
+        to: "Tensor | Table | list[Tensor] | tuple[Tensor, ...]",
+        *arrays: Any,
+        weight: float = 1.0,
+        **hyper: float,
+    ) -> None:
         """``push(tensor, grad)``, ``push(table, keys, grads)`` or ``push(tensors, grads)``."""
         if isinstance(to, (list, tuple)):
             self._many("push", to, arrays, None, None, weight, hyper)
@@ -40,7 +45,7 @@ class Step:
 
     def pull(
         self,
-        of: "Tensor | Table | Sequence[Tensor]",
+        of: "Tensor | Table | list[Tensor] | tuple[Tensor, ...]",
         *keys: ArrayLike,
         out: Any = None,
         dtype: object = None,
@@ -53,7 +58,7 @@ class Step:
 
     def push_pull(
         self,
-        of: "Tensor | Table | Sequence[Tensor]",
+        of: "Tensor | Table | list[Tensor] | tuple[Tensor, ...]",
         *arrays: Any,
         out: Any = None,
         dtype: object = None,
@@ -68,7 +73,7 @@ class Step:
     def _many(
         self,
         verb: str,
-        tensors: "Sequence[Tensor]",
+        tensors: "list[Tensor] | tuple[Tensor, ...]",
         arrays: tuple[Any, ...],
         out: Any,
         dtype: object,
@@ -77,7 +82,7 @@ class Step:
     ) -> list[Any]:
         what = f"{verb} of {len(tensors)} tensors in a step"
         pushes, pulls = verb != "pull", verb != "push"
-        grads = list(*given(arrays, ("a list of gradients",) if pushes else (), what))
+        grads: list[Any] = list(*given(arrays, ("a list of gradients",) if pushes else (), what))
         outs = list(out) if out is not None else [None] * len(tensors) if pulls else []
         for name, lists in (("gradients", grads if pushes else tensors), ("outs", outs if pulls else tensors)):
             if len(lists) != len(tensors):

@@ -21,6 +21,12 @@ int make_shared_file(size_t bytes, std::string* why);
 std::string complaint_about_shared_file(int fd, uint64_t bytes);
 bool same_file(int a, int b);
 // Maps it for reading and writing, on huge pages where they can be had. `at`: over what is mapped there, else anywhere.
+// Makes a shared mapping this process's own, with the contents it has, whoever else writes the file from now on. Other
+// threads may use the memory meanwhile.
+bool make_private(int fd, std::byte* p, size_t bytes);
+// For tests: WINDLASS_STOP=NAME:N stops the process in the middle of the Nth thing of that name that it does.
+bool stops_within(const char* name);
+void stop_process();
 std::byte* map_shared(int fd, size_t bytes, std::byte* at = nullptr);
 void unmap_shared(std::byte* p, size_t bytes);
 void close_file(int fd);

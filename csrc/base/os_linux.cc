@@ -21,8 +21,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/limits.h"
@@ -146,6 +150,29 @@ std::byte* map_shared(int fd, size_t bytes, std::byte* at) {
   if (bytes >= kHuge) madvise(p, bytes / kHuge * kHuge, kCollapse);  // advice: without it everything works, only slower
   return static_cast<std::byte*>(p);
 }
+
+bool make_private(int fd, std::byte* p, size_t bytes) {
+  if (mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) return false;
+  // A page becomes ours when it is written: here with what it has, in one operation, so that nobody's write is lost.
+  for (size_t at = 0; at < bytes; at += 4096) {
+    std::atomic_ref<unsigned char>(*reinterpret_cast<unsigned char*>(p + at)).fetch_or(0, std::memory_order_relaxed);
+  }
+  return true;
+}
+
+bool stops_within(const char* name) {
+  static const std::string set = [] {
+    const char* text = std::getenv("WINDLASS_STOP");
+    return std::string(text != nullptr ? text : "");
+  }();
+  if (set.empty()) return false;
+  static std::atomic<int> count{0};
+  const size_t colon = set.find(':');
+  return set.compare(0, colon, name) == 0 && colon != std::string::npos && ++count == std::stoi(set.substr(colon + 1));
+}
+
+// To this very thread, which then does not return before the process goes on.
+void stop_process() { syscall(SYS_tgkill, getpid(), gettid(), SIGSTOP); }
 
 void unmap_shared(std::byte* p, size_t bytes) {
   if (p != nullptr) munmap(p, bytes);

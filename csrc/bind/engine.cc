@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "bind/bind.h"
-#include "client/step.h"
 #include "client/links.h"
+#include "client/step.h"
 #include "client/table.h"
 #include "client/tensor.h"
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <string>
 
 #include "base/limits.h"
@@ -32,8 +33,31 @@ std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared) {
   return std::shared_ptr<Segment>(new Segment(id, data, bytes, file));
 }
 
+std::shared_ptr<Segment> Segment::replace(uint32_t id, bool alone) {
+  std::string why;
+  const int file = alone ? os::make_shared_file(bytes_, &why) : -1;
+  std::byte* const copy = file >= 0 ? os::map_shared(file, bytes_) : nullptr;
+  std::shared_ptr<Segment> fresh;
+  if (copy != nullptr) {
+    std::memcpy(copy, data_, bytes_);
+    os::unmap_shared(copy, bytes_);
+    if (os::map_shared(file, bytes_, data_) != nullptr) {
+      os::close_after_fork(file, true);
+      fresh.reset(new Segment(id, data_, bytes_, file));
+    }
+  }
+  if (fresh == nullptr) {
+    os::close_file(file);
+    if (!os::make_private(file_, data_, bytes_)) return nullptr;
+    fresh.reset(new Segment(0, data_, bytes_, -1));
+    fresh->was_shared_ = true;
+  }
+  replaced_.store(true, std::memory_order_release);
+  return fresh;
+}
+
 Segment::~Segment() {
-  file_ >= 0 ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
+  if (!replaced()) file_ >= 0 || was_shared_ ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
   if (file_ < 0 || generation_ != os::fork_generation()) return;  // in the child of a fork it is closed already
   os::close_after_fork(file_, false);
   os::close_file(file_);
@@ -111,6 +135,48 @@ Arena::Blocks::const_iterator Arena::find(Range r) const {
   return at < it->second.bytes && r.bytes <= it->second.bytes - at ? it : blocks_.end();
 }
 
+// Whether every byte of a block is lent, so that its owner is not writing there.
+bool Arena::all_on_loan(const std::byte* block, size_t bytes) const {
+  const std::byte* at = block;
+  for (auto it = loans_.lower_bound(block); it != loans_.end() && it->first <= at && at < block + bytes; ++it)
+    at = std::max(at, it->first + it->second);
+  return at >= block + bytes;
+}
+
+void Arena::renew(const std::vector<std::shared_ptr<const Segment>>& segments) {
+  std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<const Segment>& old : segments) {
+    if (old->replaced()) continue;
+    std::vector<Blocks::iterator> blocks;
+    for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
+      if (it->second.segment == old) blocks.push_back(it);
+    }
+    const bool alone = blocks.size() == 1 && blocks[0]->second.room > kSmallBytes &&
+                       all_on_loan(blocks[0]->first, blocks[0]->second.bytes);
+    const std::shared_ptr<Segment> fresh = std::const_pointer_cast<Segment>(old)->replace(segments_ + 1, alone);
+    if (fresh == nullptr) {
+      for (const Blocks::iterator& block : blocks) lend_for_ever(block);
+      continue;
+    }
+    if (fresh->file() >= 0) ++segments_;
+    for (const Blocks::iterator& it : blocks) it->second.segment = fresh;
+    for (auto it = free_.begin(); it != free_.end();) {
+      if (it->second.segment == old && it->first > kSmallBytes) free_bytes_ -= it->first;
+      it = it->second.segment == old ? free_.erase(it) : std::next(it);
+    }
+    if (small_ == old) small_ = nullptr;
+  }
+}
+
+void Arena::lend_for_ever(Blocks::iterator block) {
+  const std::byte* const end = block->first + block->second.bytes;
+  std::vector<Range> again;
+  for (auto it = loans_.lower_bound(block->first); it != loans_.end() && it->first < end; ++it)
+    again.push_back({it->first, it->second});
+  for (const Range& r : again) loans_.emplace(r.begin, r.bytes);
+  block->second.loans += static_cast<uint32_t>(again.size());
+}
+
 bool Arena::registered(Range r) const {
   std::lock_guard lock(mutex_);
   return find(r) != blocks_.end();
@@ -144,8 +210,9 @@ Status Arena::lend(const Range* ranges, size_t n, const std::string& what, bool*
   bool same = false;
   for (size_t i = 0; i < n; ++i) {
     if (ranges[i].bytes == 0 || !on_loan(ranges[i], &same) || find(ranges[i]) == blocks_.end()) continue;
-    return Status(Code::kBufferInUse,
-                  what + ": its registered array is still used by an earlier request; wait for that one's future first");
+    return Status(
+        Code::kBufferInUse,
+        what + ": its registered array is still used by an earlier request; wait for that one's future first");
   }
   for (size_t i = 0; i < n; ++i) {
     if (ranges[i].bytes == 0) continue;

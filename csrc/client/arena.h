@@ -11,6 +11,7 @@
 // Thread safety: every method from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -42,6 +43,11 @@ class Segment {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   int file() const { return file_; }  // -1 when it is not shared
+  // There are other pages under its addresses now, which another segment has: no server may be told of it any more.
+  bool replaced() const { return replaced_.load(std::memory_order_acquire); }
+  // Does that: fresh pages with the same contents, which no server knows. `alone`: nobody writes there meanwhile, and
+  // the new pages can be shared. Null when there is no memory; then everything is as it was.
+  std::shared_ptr<Segment> replace(uint32_t id, bool alone);
 
  private:
   Segment(uint32_t id, std::byte* data, size_t bytes, int file) : id_(id), data_(data), bytes_(bytes), file_(file) {}
@@ -50,6 +56,8 @@ class Segment {
   const size_t bytes_;
   const int file_;
   const uint32_t generation_ = os::fork_generation();
+  std::atomic<bool> replaced_{false};
+  bool was_shared_ = false;  // the memory is a mapping of a file, though it is nobody else's
 };
 
 // Where a registered array is in a segment that is shared.
@@ -79,6 +87,11 @@ class Arena {
   Status lend(const Range* ranges, size_t n, const std::string& what, bool* ordinary = nullptr);
   void end(const Range* ranges, size_t n);
 
+  // Puts fresh pages under the addresses of segments that a server may still write, before their loans end. What
+  // becomes private is copied when it is to be shared again. Where there is no memory for that, what is on loan stays
+  // so for ever.
+  void renew(const std::vector<std::shared_ptr<const Segment>>& segments);
+
  private:
   struct Block {
     size_t bytes = 0;  // as asked for
@@ -98,14 +111,16 @@ class Arena {
   std::byte* reuse(size_t bytes, size_t room, size_t most);
   void free_locked(Blocks::iterator it);
   void end_locked(const Range* ranges, size_t n);
+  void lend_for_ever(Blocks::iterator block);
+  bool all_on_loan(const std::byte* block, size_t bytes) const;
 
   const bool shared_;
   mutable std::mutex mutex_;
   Blocks blocks_;
   std::multimap<const std::byte*, size_t> loans_;  // bytes by beginning; none overlaps another, unless it equals it
-  std::multimap<size_t, Free> free_;  // by room
-  size_t free_bytes_ = 0;             // of blocks with a segment of their own
-  std::shared_ptr<Segment> small_;    // the segment that small blocks are cut from
+  std::multimap<size_t, Free> free_;               // by room
+  size_t free_bytes_ = 0;                          // of blocks with a segment of their own
+  std::shared_ptr<Segment> small_;                 // the segment that small blocks are cut from
   size_t small_used_ = 0;
   uint32_t segments_ = 0;
   uint32_t taken_ = 0;

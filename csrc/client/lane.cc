@@ -165,10 +165,10 @@ void Lane::add_parts() {
   // What comes first is small where checksums or many parts take their time, so that the server has something to begin
   // with.
   const bool begins = next_part_ == 0;
-  const size_t most = !begins                                                       ? limits::kSendBytes
+  const size_t most = !begins                                                  ? limits::kSendBytes
                       : sending_->header.op == static_cast<uint8_t>(Op::kStep) ? limits::kTogetherBytes
-                      : checksums_                                                  ? limits::kBulkBytesMin
-                                                                                    : limits::kSendBytes;
+                      : checksums_                                             ? limits::kBulkBytesMin
+                                                                               : limits::kSendBytes;
   size_t bytes = 0;
   while (next_part_ < frame_parts_.size() && bytes < most && scratch_used_ < limits::kChunkBytes &&
          pieces_.size() + 4 < kPiecesMax) {
@@ -206,7 +206,7 @@ std::string Lane::arena_frame(uint32_t id, uint64_t bytes, uint64_t request) con
 // Gives the server memory that a request lies in, once; false when there is nothing to give.
 bool Lane::announce(const Trip& trip) {
   for (const std::shared_ptr<const Segment>& segment : trip.segments) {
-    if (announced_.count(segment->id()) != 0) continue;
+    if (announced_.count(segment->id()) != 0 || segment->replaced()) continue;
     const uint64_t request = links_.next_request();
     announced_[segment->id()] = {segment, request, false};
     const std::string frame = arena_frame(segment->id(), segment->bytes(), request);
@@ -222,7 +222,7 @@ bool Lane::may_lie(const Trip& trip) const {
   return shares_ && !trip.places.empty() &&
          std::all_of(trip.segments.begin(), trip.segments.end(), [this](const auto& segment) {
            const auto it = announced_.find(segment->id());
-           return it != announced_.end() && it->second.known;
+           return it != announced_.end() && it->second.known && !segment->replaced();
          });
 }
 
@@ -479,20 +479,36 @@ void Lane::say_goodbye() {
   pump_send();
 }
 
-void Lane::fail(const Status& status) {
+void Lane::cut_off(const Status& status, std::vector<std::shared_ptr<const Segment>>* segments) {
+  std::scoped_lock lock(receiving_, mutex_);
+  if (!failed_.ok()) return;
+  failed_ = status;
+  disconnect(&ended_by_failure_);
+  outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
+    if (trip->status.ok()) trip->status = status;
+    if (trip->lies) segments->insert(segments->end(), trip->segments.begin(), trip->segments.end());
+  });
+}
+
+void Lane::fail() {
   std::vector<Ref<Trip>> ended, unanswered;
   {
     std::scoped_lock lock(receiving_, mutex_);
-    if (!failed_.ok()) return;
-    failed_ = status;
-    disconnect(&ended);
-    outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
-      if (trip->status.ok()) trip->status = status;
-      unanswered.push_back(trip);
-    });
+    ended.swap(ended_by_failure_);
+    outbox_.each([&](uint64_t, const Ref<Trip>& trip) { unanswered.push_back(trip); });
   }
   for (const Ref<Trip>& trip : ended) conclude(trip);
   for (const Ref<Trip>& trip : unanswered) finish(trip);
+}
+
+void Lane::break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {
+  std::lock_guard lock(receiving_);
+  bool told = false;
+  {
+    std::lock_guard sending(mutex_);
+    for (const auto& segment : segments) told = told || announced_.count(segment->id()) != 0;
+  }
+  if (told && state_ != kDown) tear_down("memory that it was told of has moved");
 }
 
 // With both locks; *ended gets what was only waiting for its frame to be out. Whoever polls the socket is woken first

@@ -67,8 +67,12 @@ class Lane {
 
   // A new connection, authenticated.
   void attach(int fd);
-  // Everything that is under way fails with this, and so does what comes later.
-  void fail(const Status& status);
+  // Everything that is under way fails with this, and so does what comes later. In two steps: after cut_off() nothing
+  // is sent or received any more, but nothing has ended yet; *segments gets the memory that the server may still write.
+  void cut_off(const Status& status, std::vector<std::shared_ptr<const Segment>>* segments);
+  void fail();
+  // Breaks the connection if the server has been told of any of that memory; everything is then sent again.
+  void break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments);
   void say_goodbye();
   // What the server refused the connection with; ok when it did not.
   const Status& refusal() const { return refusal_; }
@@ -168,6 +172,7 @@ class Lane {
   uint64_t oldest_ = 0;                 // the request that was waited for then
   bool watching_reading_ = false, watching_writing_ = false;
   Status failed_;
+  std::vector<Ref<Trip>> ended_by_failure_;
 
   std::mutex receiving_;  // of what follows
   Buffer ahead_;          // read and not used yet

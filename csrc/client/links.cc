@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/breaks.h"
+
 namespace windlass {
 namespace {
 
@@ -34,7 +36,9 @@ void Links::start() {
   running_ = 1;
   std::thread([self = shared_from_this()]() mutable {
     self->run();
-    for (const auto& lane : self->lanes_) lane->fail(Status(Code::kClosed, "the cluster has been closed"));
+    std::vector<uint32_t> all(self->servers_.size());
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    self->give_up(all, Status(Code::kClosed, "the cluster has been closed"));
     self->running_.store(0, std::memory_order_release);
     os::wake_all(self->running_);
   }).detach();
@@ -122,8 +126,30 @@ void Links::lost(uint32_t server, const Status& status) {
     std::lock_guard lock(peers_[server].mutex);
     if (peers_[server].lost.ok()) peers_[server].lost = status;
   }
-  for (uint8_t n = 0; n < limits::kLanes; ++n) lane(server, n).fail(status);
+  give_up({server}, status);
   changed();
+}
+
+// No term stops a server that is only slow from finishing a write it began. So before requests to it end, and with them
+// the loans of their arrays, there are fresh pages under those. Other servers that know the old ones are told anew.
+void Links::give_up(const std::vector<uint32_t>& servers, const Status& status) {
+  std::lock_guard lock(giving_up_);
+  std::vector<std::shared_ptr<const Segment>> segments;
+  const auto each = [&](auto visit) {
+    for (const uint32_t server : servers) {
+      for (uint8_t n = 0; n < limits::kLanes; ++n) visit(lane(server, n));
+    }
+  };
+  each([&](Lane& lane) { lane.cut_off(status, &segments); });
+  std::sort(segments.begin(), segments.end());
+  segments.erase(std::unique(segments.begin(), segments.end()), segments.end());
+  if (!segments.empty() && renew_ && !broken(Break::kFence)) {
+    for (const auto& lane : lanes_) {
+      if (std::find(servers.begin(), servers.end(), lane->server()) == servers.end()) lane->break_if_told(segments);
+    }
+    renew_(segments);
+  }
+  each([](Lane& lane) { lane.fail(); });
 }
 
 Status Links::welcomed(uint32_t server, const Welcome& welcome) {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,6 +46,9 @@ class Links : public std::enable_shared_from_this<Links> {
   bool need_dial(Wanted* wanted);
   void attach(const Wanted& which, int fd) { lane(which.server, which.lane).attach(fd); }
   void lost(uint32_t server, const Status& status);
+  // Who puts fresh pages under memory that a server may still write when it is given up.
+  using Renew = std::function<void(const std::vector<std::shared_ptr<const Segment>>&)>;
+  void set_renew(Renew renew) { renew_ = std::move(renew); }
   // Until every lane is ready, or one server is lost.
   Status wait_ready(int64_t deadline_ns);
 
@@ -90,6 +94,7 @@ class Links : public std::enable_shared_from_this<Links> {
     std::string trouble;  // why the last connection broke
   };
   void run();
+  void give_up(const std::vector<uint32_t>& servers, const Status& status);
   void lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
 
   const std::vector<std::string> servers_;
@@ -98,6 +103,8 @@ class Links : public std::enable_shared_from_this<Links> {
   const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
   const bool shares_;
   std::atomic<bool> sharing_{false};
+  Renew renew_;
+  std::mutex giving_up_;  // one at a time
   const uint64_t incarnation_ = os::random_u64();
   std::atomic<uint64_t> next_request_{2};  // 1 is hello
   std::unique_ptr<Peer[]> peers_;

@@ -224,8 +224,7 @@ void StepCall::write_items(uint32_t part, bool lies, std::byte* to) {
 
 const std::byte* StepCall::numbers(uint32_t part) {
   const Entry& entry = entries_[parts_[part].entry];
-  return entry.in + entry.tensor->cut().first_of(parts_[part].shard) *
-                        size_of(static_cast<Dtype>(entry.item.dtype_in));
+  return entry.in + entry.tensor->cut().first_of(parts_[part].shard) * size_of(static_cast<Dtype>(entry.item.dtype_in));
 }
 
 std::byte* StepCall::landing(uint32_t part, uint64_t bytes) {

@@ -1,7 +1,7 @@
 // Answers: the parts of an answer, gathered into frames.
 //
-// A part's numbers are written where they will be sent from. Small parts share a frame, small frames a system call; they
-// leave when they are large enough together, or at the end.
+// A part's numbers are written where they will be sent from. Small parts share a frame, small frames a system call;
+// they leave when they are large enough together, or at the end.
 //
 // Thread safety: none; one thread's.
 #pragma once

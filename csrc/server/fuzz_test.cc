@@ -108,7 +108,8 @@ class Arena {
           const Frame pull = on_spans(Op::kPull, own_tensor_, s, tensor_sequence[s], {begin, r.below(100)});
           const Frame rows =
               on_keys(Op::kPushPull, own_table_, k, ++table_sequence[k], keys_in(k, 3), some_floats(&r, 24));
-          frames.push_back(r.below(2) == 0 ? test::in_step({push, pull, rows}) : test::in_step({rows, pull, push}, {0.5}));
+          frames.push_back(r.below(2) == 0 ? test::in_step({push, pull, rows})
+                                           : test::in_step({rows, pull, push}, {0.5}));
           frames.back().header.priority = static_cast<uint8_t>(r.below(2));
           break;
         }

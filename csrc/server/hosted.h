@@ -23,7 +23,7 @@ struct Lying {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   uint64_t in_bytes = 0, out_bytes = 0;
-  uint64_t base = 0;    // element e of a tensor is at e - base
+  uint64_t base = 0;      // element e of a tensor is at e - base
   uint64_t streamed = 0;  // bytes of output of the whole request: many go past the cache
 };
 

@@ -12,11 +12,11 @@ namespace windlass {
 namespace {
 
 constexpr size_t kSection = limits::kSectionBytes;
-constexpr uint64_t kLargeBytes = uint64_t{1} << 20;     // parts from here on count against the staging limit
-constexpr size_t kKeptBufferBytes = size_t{16} << 20;   // a thread keeps no more between requests
-constexpr size_t kStreamHelpers = 2;                    // one reads while two work; more would wait for the stream
-constexpr uint64_t kSmallBytesMax = uint64_t{32} << 10; // of parts that a thread takes at once
-constexpr uint64_t kTwoBytesMax = uint64_t{128} << 10;  // parts up to this are read in pairs
+constexpr uint64_t kLargeBytes = uint64_t{1} << 20;      // parts from here on count against the staging limit
+constexpr size_t kKeptBufferBytes = size_t{16} << 20;    // a thread keeps no more between requests
+constexpr size_t kStreamHelpers = 2;                     // one reads while two work; more would wait for the stream
+constexpr uint64_t kSmallBytesMax = uint64_t{32} << 10;  // of parts that a thread takes at once
+constexpr uint64_t kTwoBytesMax = uint64_t{128} << 10;   // parts up to this are read in pairs
 
 thread_local Buffer t_in, t_out;      // of the part at hand, and of its answer
 thread_local Buffer t_heads, t_rest;  // of answers that are sent from where they lie

@@ -27,8 +27,7 @@ Status Request::read_extensions(const std::byte* bytes) {
   if (crc32c(bytes, header().extension_bytes) != header().extension_crc)
     return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
   wire::Places places;
-  WL_RETURN_IF_ERROR(
-      wire::read_extensions(bytes, header().extension_bytes, about_.hyper.v, &about_.hypers, &places));
+  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header().extension_bytes, about_.hyper.v, &about_.hypers, &places));
   if (lies()) find_arrays(places, &about_);
   if (is_step()) {  // every part has places of its own; these are the sums
     about_.lying.in_bytes = places.in_bytes;
@@ -67,7 +66,12 @@ bool Request::is_large() const {
 }
 
 Order Request::order_of(const About& about, const wire::Part& part, std::byte* bytes) const {
-  Order order{about.header, part, about.hyper, about.hypers, from_->guest()->number, bytes,
+  Order order{about.header,
+              part,
+              about.hyper,
+              about.hypers,
+              from_->guest()->number,
+              bytes,
               bytes + wire::padded(part.items_bytes)};
   order.frame_op = header().operation();
   order.label = part.shard;

@@ -208,6 +208,8 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
   const bool separate_out = arrays.out != nullptr && !fused_out;
   uint64_t block = ~uint64_t{0};
   if (convert_in || separate_out) block = row_rule ? std::max<uint64_t>(kBlock / cut_.row, 1) * cut_.row : kBlock;
+  const bool stops = os::stops_within("pass");
+  if (stops) block = std::max<uint64_t>(spans[0].n / 2 / cut_.row * cut_.row, 1);
   std::unique_ptr<float[]> converted;
   if (convert_in) converted = std::make_unique_for_overwrite<float[]>(block);
 
@@ -231,6 +233,7 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
       d.stream = arrays.stream;
       run(step, d);
       if (separate_out) write_out(span, done, n, arrays);
+      if (stops && s == 0 && done == 0) os::stop_process();
       if (block == ~uint64_t{0}) break;
     }
   }

@@ -302,15 +302,15 @@ def test_wrong_transports_are_refused():
 def test_memory_is_shared_with_servers_of_this_host_unless_that_is_not_wanted(
     kind: str, asked: str | None, shared: bool
 ):
-    with Servers(1, kind=kind, threads=1) as servers:
-        with servers.connect(**({} if asked is None else {"transport": asked})) as cluster:
-            w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
-            grad = cluster.empty(1 << 20)
-            grad[:] = 1
-            for _ in range(3):
-                w.push(grad).wait()
-            assert (mapped_bytes(servers, 0) > 0) == shared
-            assert (w.pull() == 3).all()
+    options = {} if asked is None else {"transport": asked}
+    with Servers(1, kind=kind, threads=1) as servers, servers.connect(**options) as cluster:
+        w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+        grad = cluster.empty(1 << 20)
+        grad[:] = 1
+        for _ in range(3):
+            w.push(grad).wait()
+        assert (mapped_bytes(servers, 0) > 0) == shared
+        assert (w.pull() == 3).all()
 
 
 def test_the_environment_may_say_what_is_shared(monkeypatch: pytest.MonkeyPatch, pair: Servers):
