@@ -29,6 +29,10 @@ void fused_sgd(float* w, const float* g, float* out, size_t n, float lr, bool pa
   past_cache ? sgd<true>(w, g, out, n, lr) : sgd<false>(w, g, out, n, lr);
 }
 
+void update_sgd(float* WL_RESTRICT w, const float* WL_RESTRICT g, size_t n, float lr) {
+  for (size_t i = 0; i < n; ++i) w[i] -= lr * g[i];
+}
+
 template <bool kPast>
 void adam(float* WL_RESTRICT w, float* WL_RESTRICT m, float* WL_RESTRICT v, const float* WL_RESTRICT g,
           float* WL_RESTRICT out, size_t n, float lr) {
@@ -108,6 +112,6 @@ void row_adagrad(float* table, size_t stride, RowHead* heads, size_t head_bytes,
 }  // namespace
 
 extern const Loops kLoops;
-const Loops kLoops = {fused_sgd, fused_adam, gather, row_adagrad};
+const Loops kLoops = {fused_sgd, update_sgd, fused_adam, gather, row_adagrad};
 
 }  // namespace windlass::WL_ISA

@@ -12,6 +12,8 @@ namespace windlass {
 struct Loops {
   // w = rule(w, g); out = w, over [0, n)
   void (*fused_sgd)(float* w, const float* g, float* out, size_t n, float lr, bool stream);
+  // w = rule(w, g)
+  void (*update_sgd)(float* w, const float* g, size_t n, float lr);
   void (*fused_adam)(float* w, float* m, float* v, const float* g, float* out, size_t n, float lr, bool stream);
   // out[i] = table[rows[i]], rows `stride` floats apart
   void (*gather)(const float* table, size_t stride, const uint32_t* rows, float* out, size_t n, uint32_t dim,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,24 @@ void bind_bench(nb::module_& m) {
         });
       },
       nb::arg("w"), nb::arg("g"), nb::arg("out"), nb::arg("stream"), nb::arg("threads"), nb::arg("repeats"));
+  m.def(
+      "limit_update_sgd",
+      [](Floats w, Floats g, int threads, int repeats) {
+        return best_of(threads, repeats, [&](int t, int of) {
+          const Share s(w.size(), t, of);
+          loops().update_sgd(w.data() + s.from, g.data() + s.from, s.n, 1e-6f);
+        });
+      },
+      nb::arg("w"), nb::arg("g"), nb::arg("threads"), nb::arg("repeats"));
+  m.def(
+      "limit_copy",
+      [](Floats from, Floats to, int threads, int repeats) {
+        return best_of(threads, repeats, [&](int t, int of) {
+          const Share s(from.size(), t, of);
+          std::memcpy(to.data() + s.from, from.data() + s.from, s.n * sizeof(float));
+        });
+      },
+      nb::arg("source"), nb::arg("to"), nb::arg("threads"), nb::arg("repeats"));
   m.def(
       "limit_fused_adam",
       [](Floats w, Floats m1, Floats v, Floats g, Floats out, bool stream, int threads, int repeats) {

@@ -4,13 +4,20 @@
 #include <cstring>
 
 #include "client/remote.h"
+#include "base/crc32c.h"
 #include "client/sharing.h"
 #include "client/table.h"
 
 namespace windlass {
 namespace {
 
-constexpr size_t kBlock = 256;  // rows that are handed to a kernel at once
+constexpr size_t kBlock = 256;         // rows that are handed to a kernel at once
+constexpr size_t kListKeysMin = 1024;  // fewer travel
+
+// A key as it is sent where its row lies in an arena, and where in the arrays that is.
+struct Pair {
+  uint64_t key, at;
+};
 
 class RemoteTableCall final : public TableCall, public Remote {
  public:
@@ -93,9 +100,9 @@ class RemoteTableCall final : public TableCall, public Remote {
   // Cargo.
   void describe(uint32_t part, bool lies, wire::Part* to) override {
     if (lies) {  // every key as often as it comes: the server does what we would
-      to->flags |= wire::kPlaced;
+      to->flags |= wire::kPlaced | (list_ != nullptr ? wire::kListed : 0);
       to->items = static_cast<uint32_t>(size_of_part(part));
-      to->items_bytes = to->items * static_cast<uint32_t>(2 * sizeof(uint64_t));
+      to->items_bytes = static_cast<uint32_t>(list_ != nullptr ? sizeof(wire::ListedItems) : to->items * sizeof(Pair));
       return;
     }
     to->items = unique_[part];
@@ -104,13 +111,16 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
   void write_items(uint32_t part, bool lies, std::byte* to) override {
     const Keyed* const keyed = keyed_of(part);
-    if (lies) {
-      for (size_t i = 0; i < size_of_part(part); ++i) {
-        const uint64_t item[2] = {unmix(keyed[i].hash), keyed[i].at};
-        std::memcpy(to + i * sizeof item, item, sizeof item);
-      }
+    if (lies && list_ != nullptr) {
+      const size_t from = static_cast<size_t>(keyed - groups_.begin(0)) * sizeof(Pair);
+      wire::ListedItems list = sharing_.list;
+      list.offset += from;
+      list.bytes = size_of_part(part) * sizeof(Pair);
+      list.crc = crc32c(list_ + from, list.bytes);
+      std::memcpy(to, &list, sizeof list);
       return;
     }
+    if (lies) return write_pairs(keyed, size_of_part(part), to);
     const uint32_t* const slot = slots_of(part);
     for (size_t i = 0; i < size_of_part(part); ++i) {
       const uint64_t key = unmix(keyed[i].hash);
@@ -186,7 +196,15 @@ class RemoteTableCall final : public TableCall, public Remote {
       return false;
     if (!sharing_.find(arrays_.in, in_bytes_, arrays_.out, out_bytes_)) return false;
     if (sharing_.staged_in() != nullptr) arrays_.in = sharing_.staged_in();
+    if (groups_.total() >= kListKeysMin) list_ = sharing_.take_list(groups_.total() * sizeof(Pair));
+    if (list_ != nullptr) write_pairs(groups_.begin(0), groups_.total(), list_);
     return true;
+  }
+  static void write_pairs(const Keyed* keyed, size_t n, std::byte* to) {
+    for (size_t i = 0; i < n; ++i) {
+      const Pair pair = {unmix(keyed[i].hash), keyed[i].at};
+      std::memcpy(to + i * sizeof pair, &pair, sizeof pair);
+    }
   }
   Status landed_in_place(uint32_t part, const wire::Part& answer) {
     if (answer.numbers_bytes != 0)
@@ -284,6 +302,7 @@ class RemoteTableCall final : public TableCall, public Remote {
 
   uint64_t in_bytes_ = 0, out_bytes_ = 0;
   Sharing sharing_;
+  std::byte* list_ = nullptr;  // keys and places of all parts, where the server can read them
   bool repeats_ = false;
   std::vector<uint32_t> unique_;  // keys that travel, of each part
   std::vector<uint32_t> slots_;   // in the order of groups_

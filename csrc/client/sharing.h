@@ -6,6 +6,7 @@
 // Thread safety: none; find() before the request begins.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -21,7 +22,7 @@ class Sharing {
   Sharing(const Sharing&) = delete;
   Sharing& operator=(const Sharing&) = delete;
   ~Sharing() {
-    for (std::byte* staged : {staged_in_, staged_out_}) {
+    for (std::byte* staged : {staged_in_, staged_out_, list_}) {
       if (staged != nullptr) arena_.give(staged);
     }
   }
@@ -36,6 +37,15 @@ class Sharing {
     return found_;
   }
   bool found() const { return found_; }
+  // Memory of the request's own that the server can read, for as long as this lives; nullptr when there is none.
+  std::byte* take_list(uint64_t bytes) {
+    uint32_t id = 0;
+    uint64_t offset = 0;
+    if (!place(nullptr, bytes, &list_, &id, &offset)) return nullptr;
+    list = {.arena = id, .crc = 0, .offset = offset, .bytes = bytes};
+    return list_;
+  }
+  wire::ListedItems list;
   const std::byte* staged_in() const { return staged_in_; }
   const std::byte* staged_out() const { return staged_out_; }
 
@@ -45,19 +55,20 @@ class Sharing {
  private:
   bool place(const void* array, uint64_t bytes, std::byte** staged, uint32_t* id, uint64_t* offset) {
     Place at;
-    if (!arena_.locate({static_cast<const std::byte*>(array), bytes}, &at)) {
+    if (array == nullptr || !arena_.locate({static_cast<const std::byte*>(array), bytes}, &at)) {
       *staged = arena_.take(bytes);
       if (*staged == nullptr || !arena_.locate({*staged, bytes}, &at)) return false;
     }
     *id = at.segment->id();
     *offset = at.offset;
-    if (segments.empty() || segments[0] != at.segment) segments.push_back(std::move(at.segment));
+    if (std::find(segments.begin(), segments.end(), at.segment) == segments.end())
+      segments.push_back(std::move(at.segment));
     return true;
   }
 
   Arena& arena_;
   bool found_ = false;
-  std::byte *staged_in_ = nullptr, *staged_out_ = nullptr;
+  std::byte *staged_in_ = nullptr, *staged_out_ = nullptr, *list_ = nullptr;
 };
 
 }  // namespace windlass

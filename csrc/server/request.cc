@@ -15,6 +15,9 @@ using wire::Op;
 namespace {
 
 constexpr size_t kStepAtOnce = 8;
+constexpr size_t kKeptListBytes = size_t{4} << 20;
+
+thread_local Buffer t_list;  // of the part at hand
 
 }  // namespace
 
@@ -110,6 +113,27 @@ Status Request::read_item(Order* order, About* about) const {
   return {};
 }
 
+// The items of a part that are in an arena: copied, and only then looked at.
+Status Request::read_list(Order* order) const {
+  wire::ListedItems list;
+  if (is_step() || order->part.items_bytes != sizeof list)
+    return Status(Code::kInvalidArgument, "part: no list of items in an arena was expected here");
+  std::memcpy(&list, order->items, sizeof list);
+  if (list.bytes > limits::kItemsBytesMax)
+    return Status(Code::kInvalidArgument, "part: a list of " + std::to_string(list.bytes) + " bytes, at most " +
+                                              std::to_string(limits::kItemsBytesMax));
+  std::shared_ptr<const Mapping> mapping;
+  WL_RETURN_IF_ERROR(from_->guest()->arenas.find(list.arena, list.offset, list.bytes, &mapping));
+  std::byte* const copy = t_list.room(list.bytes + 1);
+  if (copy == nullptr) return Status(Code::kResourceExhausted, "part: no memory for its list of items");
+  std::memcpy(copy, mapping->data() + list.offset, list.bytes);
+  if (crc32c(copy, list.bytes) != list.crc && !broken(Break::kChecksums))
+    return Status(Code::kCorrupt, "the checksum of the list of part " + std::to_string(order->part.shard) + " is wrong");
+  order->items = copy;
+  order->part.items_bytes = static_cast<uint32_t>(list.bytes);
+  return {};
+}
+
 // Whether the object and the shard are here, under the term that the client thinks.
 Status Request::locate(const About& about, uint32_t shard, uint32_t term, Shard** out) {
   const std::shared_ptr<Hosted>& object = about.object;
@@ -137,6 +161,7 @@ void Request::prepare(const Taken& taken, Ready* ready) const {
   Status& wrong = ready->wrong;
   wrong = check_sums(order);
   if (is_step() && wrong.ok()) wrong = read_item(&order, &ready->own);
+  if ((order.part.flags & wire::kListed) != 0 && wrong.ok()) wrong = read_list(&order);
   const About& about = is_step() ? ready->own : about_;
   if (lies()) {
     order.numbers = about.lying.in;
@@ -157,6 +182,7 @@ void Request::serve(const Taken* parts, size_t n, Answers* answers) const {
       if (ready[k].shard != nullptr) __builtin_prefetch(ready[k].shard, 1);
     }
     for (size_t k = 0; k < some; ++k) serve(ready[k], answers);
+    t_list.shrink(kKeptListBytes);
     i += some;
     for (size_t k = 0; k < some && i < n; ++k) ready[k] = Ready();
   }

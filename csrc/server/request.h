@@ -59,6 +59,7 @@ class Request {
   Order order_of(const About& about, const wire::Part& part, std::byte* bytes) const;
   Status check_sums(const Order& order) const;
   Status read_item(Order* order, About* about) const;
+  Status read_list(Order* order) const;
   void find_arrays(const wire::Places& places, About* about) const;
   static Status locate(const About& about, uint32_t shard, uint32_t term, Shard** out);
   void serve(const Ready& ready, Answers* answers) const;

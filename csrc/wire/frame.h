@@ -81,6 +81,7 @@ enum PartFlag : uint16_t {
   kUnchanged = 16,  // nothing newer, no numbers
   kMore = 32,       // a scan that is not at its end
   kPlaced = 64,     // every span or key says where its numbers are
+  kListed = 128,    // the items are elsewhere: in an arena
 };
 
 struct Part {
@@ -129,6 +130,14 @@ struct Places {
   uint64_t base = 0;  // element e of a tensor is at e - base
 };
 static_assert(sizeof(Places) == 48);
+
+// Where the items of a part are, with flag kListed.
+struct ListedItems {
+  uint32_t arena = 0;
+  uint32_t crc = 0;
+  uint64_t offset = 0, bytes = 0;
+};
+static_assert(sizeof(ListedItems) == 24);
 
 // What a part of a step is about: the first of its items, before hyperparameters (float64 each, padded) and the items
 // that it would have on its own.

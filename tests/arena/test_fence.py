@@ -115,9 +115,11 @@ def test_other_servers_go_on_and_get_the_memory_anew():
         for _ in range(3):
             both.push_pull(grad, out=out)
         os.kill(servers.pids[1], signal.SIGSTOP)
+        while state(servers.pids[1]) != "T":
+            time.sleep(0.001)
+        writer_ends = threading.Event()
         try:
             future = both.push_pull_async(grad, out=out)
-            writer_ends = threading.Event()
             own = cluster.empty(8000)
             own[:] = 0
 
@@ -128,7 +130,7 @@ def test_other_servers_go_on_and_get_the_memory_anew():
                         return
                     time.sleep(0)
 
-            writer = threading.Thread(target=write)
+            writer = threading.Thread(target=write, daemon=True)
             writer.start()
             time.sleep(0.05)
             cluster.abandon(1)
@@ -153,6 +155,7 @@ def test_other_servers_go_on_and_get_the_memory_anew():
             with pytest.raises(wl.ServerLost, match="was abandoned"):
                 both.pull()
         finally:
+            writer_ends.set()
             os.kill(servers.pids[1], signal.SIGCONT)
 
 

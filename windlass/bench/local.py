@@ -6,7 +6,10 @@ with ours.
 
 import itertools
 import statistics
+import subprocess
+import sys
 import time
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,25 @@ import windlass as wl
 from windlass import _core
 from windlass.bench._figures import Suite, interleave, seconds_of
 from windlass.bench.core import BATCH, MB, STREAM_BYTES, _fill, _keys
+from windlass.bench.wire import PAUSE_S, Bare
 from windlass.testing import Servers
 
 DIM = 64
+SMALL, SMALL_FLOATS = 200, 5_000  # tensors of 20 KB in a step
+WORKER = """
+import sys
+import numpy as np
+import windlass as wl
+from windlass.bench._figures import seconds_of
+servers, rank, n = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3])
+with wl.connect(servers=servers, rank=rank, world_size=2, transport="arena") as cluster:
+    w = cluster.tensor("shared", n, rule=wl.SGD(lr=1e-6))
+    grad, out = cluster.empty(n), cluster.empty(n)
+    grad[:] = 0.5
+    for line in sys.stdin:
+        repeats = int(line)
+        print(seconds_of(lambda: [w.push_pull(grad, out=out) for _ in range(repeats)]), flush=True)
+"""
 
 
 def run(console: Console, rows: int, quick: bool = False) -> Suite:
@@ -29,7 +48,11 @@ def run(console: Console, rows: int, quick: bool = False) -> Suite:
         for label, rule in (("SGD", wl.SGD(lr=1e-6)), ("Adam", wl.Adam(lr=1e-6))):
             for megabytes in (1, 16, 100):
                 dense(suite, cluster, label, rule, megabytes, rounds)
-        smallest_pull(suite, cluster)
+        for megabytes in (1, 16, 100):
+            one_way(suite, cluster, megabytes, rounds)
+        step(suite, cluster, rounds)
+        smallest_pull(suite, cluster, rounds)
+    several(suite, rounds)
     with Servers(1, kind="unix") as servers, servers.connect(transport="arena") as cluster:
         table(suite, cluster, rows, rounds)
     return suite
@@ -71,19 +94,163 @@ def dense(suite: Suite, cluster: wl.Cluster, label: str, rule: wl.Rule, megabyte
     )
 
 
-def smallest_pull(suite: Suite, cluster: wl.Cluster) -> None:
-    """A pull of 4 floats, call upon call."""
+def one_way(suite: Suite, cluster: wl.Cluster, megabytes: int, rounds: int) -> None:
+    """Pull alone against memcpy, push alone against the update in place, both with as many threads as cores."""
+    n, threads = megabytes * MB // 4, _core.cores()
+    repeats = max(3, 200 // megabytes)
+    w = cluster.tensor(f"one way {megabytes}", n, rule=wl.SGD(lr=1e-6))
+    grad, out = cluster.empty(n), cluster.empty(n)
+    grad[:] = 0.5
+    w.push(grad).wait()  # weights that nobody has touched are one page of zeros
+    with wl.connect() as own:  # the limits' arrays
+        source, to = own.empty(n), own.empty(n)
+        source[:], to[:] = 0.5, 0.5
+        for name, call, limit, against in (
+            ("pull", lambda: w.pull(out=out), lambda: _core.limit_copy(source, to, threads, repeats), "memcpy"),
+            (
+                "push SGD",
+                lambda: w.push(grad).wait(),
+                lambda: _core.limit_update_sgd(source, to, threads, repeats),
+                "update in place",
+            ),
+        ):
+            for _ in range(3):
+                call()
+            mine, best = interleave(lambda call=call: seconds_of(call, repeats), limit, rounds)  # type: ignore[misc]
+            suite.rate(
+                f"{name} {megabytes} MB",
+                n * 4 / mine / 1e9,
+                n * 4 / best / 1e9,
+                "GB/s",
+                bar=0.7,
+                against=f"{against}, {threads} threads",
+            )
+
+
+def step(suite: Suite, cluster: wl.Cluster, rounds: int) -> None:
+    """Many small tensors in one step against one tensor of the same size."""
+    n = SMALL * SMALL_FLOATS
+    one = cluster.tensor("one", n, rule=wl.SGD(lr=1e-6))
+    many = [cluster.tensor(f"small {i}", SMALL_FLOATS, rule=wl.SGD(lr=1e-6)) for i in range(SMALL)]
+    grad, out = cluster.empty(n), cluster.empty(n)
+    grad[:] = 0.5
+    grads, outs = np.split(grad, SMALL), np.split(out, SMALL)
+
+    def together() -> None:
+        with cluster.step() as s:
+            s.push_pull(many, grads, out=outs)
+
+    together()
+    mine, best = interleave(
+        lambda: seconds_of(together, 50), lambda: seconds_of(lambda: one.push_pull(grad, out=out), 50), rounds
+    )
+    suite.latency(
+        f"{SMALL} tensors of {SMALL_FLOATS * 4 // 1000} KB in one step",
+        mine * 1e6,
+        best * 1e6,
+        "us",
+        bar=1.5,
+        against=f"push_pull of one of {n * 4 // MB} MB",
+    )
+
+
+class Worker:
+    """A worker in a process of its own, which push_pulls as often as it is told."""
+
+    def __init__(self, servers: Servers, rank: int, n: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, " ".join(servers.addresses), str(rank), str(n)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C is for us; it ends with its stdin
+        )
+
+    def begin(self, repeats: int) -> None:
+        """Tells it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{repeats}\n")
+        self._process.stdin.flush()
+
+    def seconds(self) -> float:
+        """Waits for it."""
+        assert self._process.stdout is not None
+        return float(self._process.stdout.readline())
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def several(suite: Suite, rounds: int) -> None:
+    """Two workers and two servers, each worker at its own pace: the sum over workers."""
+    n, repeats = 16 * MB // 4, 20
+    with (
+        Servers(2, kind="unix") as servers,
+        Worker(servers, 0, n) as first,
+        Worker(servers, 1, n) as second,
+        wl.connect() as own,
+    ):
+        arrays = [own.empty(n) for _ in range(3)]
+        for a in arrays:
+            a[:] = 0.5
+
+        def ours() -> float:
+            for worker in (first, second):
+                worker.begin(repeats)
+            return max(worker.seconds() for worker in (first, second)) / (2 * repeats)
+
+        def limit() -> float:
+            return _core.limit_fused_sgd(arrays[0], arrays[1], arrays[2], True, 2, repeats)
+
+        ours()
+        mine, best = interleave(ours, limit, rounds)
+    suite.rate(
+        "push_pull SGD 16 MB, 2 workers, 2 servers",
+        n * 4 / mine / 1e9,
+        n * 4 / best / 1e9,
+        "GB/s",
+        bar=0.7,
+        against="fused loop, 2 threads",
+    )
+
+
+def smallest_pull(suite: Suite, cluster: wl.Cluster, rounds: int) -> None:
+    """A pull of 4 floats, call upon call, and of a client that mostly sleeps."""
     w = cluster.tensor("smallest", 4, rule=wl.SGD(lr=0.1))
     out = cluster.empty(4)
-    medians = []
-    for _ in range(5):
+
+    def p50(calls: int, pause: float) -> float:
         took = []
-        for _ in range(5000):
+        for _ in range(calls):
+            if pause:
+                time.sleep(pause)
             start = time.perf_counter()
             w.pull(out=out)
             took.append(time.perf_counter() - start)
-        medians.append(statistics.median(took))
-    suite.absolute("pull of 4 floats, hot, p50", min(medians) * 1e6, "us", bar="<= 15")
+        return statistics.median(took)
+
+    suite.absolute("pull of 4 floats, hot, p50", min(p50(5000, 0) for _ in range(5)) * 1e6, "us", bar="<= 15")
+    with Bare("unix") as bare:
+        mine, best = interleave(lambda: p50(300, PAUSE_S), lambda: bare.round_trips(300, pause=PAUSE_S), rounds)
+    suite.latency(
+        "pull of 4 floats, idle, p50",
+        mine * 1e6,
+        best * 1e6,
+        "us",
+        bar=1.3,
+        against="bare round trip, blocking",
+    )
 
 
 def table(suite: Suite, cluster: wl.Cluster, rows: int, rounds: int) -> None:
