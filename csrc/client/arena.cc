@@ -109,6 +109,7 @@ void Arena::free_locked(Blocks::iterator it) {
   Block block = std::move(it->second);
   std::byte* const base = const_cast<std::byte*>(it->first);
   blocks_.erase(it);
+  if (shared_ && block.segment->file() < 0) return;  // it has become private, and the next should be shared
   if (block.room > kSmallBytes) {
     if (free_bytes_ + block.room > limits::kArenaCacheBytesMax) return;
     free_bytes_ += block.room;

@@ -186,4 +186,78 @@ TEST(no_two_threads_are_lent_the_same_bytes) {
   CHECK_EQ(wrong.load(), 0u);
 }
 
+// What a server sees of a segment: the file, mapped once more.
+struct Stranger {
+  explicit Stranger(const Segment& segment)
+      : bytes(segment.bytes()), memory(os::map_shared(segment.file(), segment.bytes())) {}
+  ~Stranger() { os::unmap_shared(memory, bytes); }
+  const size_t bytes;
+  std::byte* const memory;
+};
+
+TEST(a_block_that_is_lent_as_a_whole_moves_to_fresh_pages_that_can_be_shared) {
+  Arena arena(true);
+  constexpr size_t kBytes = 3 << 20;
+  std::byte* const block = arena.take(kBytes);
+  std::memset(block, 1, kBytes);
+  Place before, after;
+  CHECK(arena.locate({block, kBytes}, &before));
+  const Stranger server(*before.segment);
+  const Range halves[] = {part(block, 0, kBytes / 2), part(block, kBytes / 2, kBytes / 2)};
+  CHECK_OK(arena.lend(halves, 2, "x"));
+  arena.renew({before.segment});
+  arena.renew({before.segment});  // once is enough
+  CHECK(before.segment->replaced());
+  CHECK(std::all_of(block, block + kBytes, [](std::byte b) { return b == std::byte{1}; }));
+  std::memset(server.memory, 9, server.bytes);
+  CHECK(std::all_of(block, block + kBytes, [](std::byte b) { return b == std::byte{1}; }));
+  arena.end(halves, 2);
+  CHECK(arena.locate({block, kBytes}, &after));
+  CHECK(after.segment != before.segment && after.segment->id() != before.segment->id() && !after.segment->replaced());
+  const Stranger anew(*after.segment);
+  block[5] = std::byte{7};
+  CHECK(anew.memory[after.offset + 5] == std::byte{7});
+  before.segment = nullptr;  // which must leave the addresses alone
+  CHECK(block[5] == std::byte{7});
+  arena.give(block);
+}
+
+TEST(where_only_a_part_is_lent_pages_become_private_and_no_write_is_lost) {
+  Arena arena(true);
+  for (const size_t bytes : {size_t{2000}, size_t{3} << 20}) {
+    std::byte* const block = arena.take(bytes);
+    std::byte* const beside = arena.take(2000);
+    std::memset(block, 1, bytes);
+    Place before, after;
+    CHECK(arena.locate({block, bytes}, &before));
+    const Stranger server(*before.segment);
+    const Range lent = part(block, 0, bytes / 2);
+    CHECK_OK(arena.lend(&lent, 1, "x"));
+    std::atomic<bool> stop{false};
+    std::thread writer([&] {
+      for (uint8_t n = 0; !stop; ++n) {
+        for (size_t i = bytes / 2; i < bytes; i += 97) {
+          block[i] = std::byte(n);
+          if (block[i] != std::byte(n)) test::fail(__FILE__, __LINE__, "a write was lost");
+        }
+      }
+    });
+    arena.renew({before.segment});
+    stop = true;
+    writer.join();
+    std::memset(server.memory, 9, server.bytes);
+    CHECK(std::all_of(block, block + bytes / 2, [](std::byte b) { return b == std::byte{1}; }));
+    arena.end(&lent, 1);
+    CHECK(arena.registered({block, bytes}));
+    CHECK(!arena.locate({block, bytes}, &after));  // it is copied from now on
+    CHECK_OK(arena.lend(&lent, 1, "x"));
+    arena.end(&lent, 1);
+    arena.give(block);
+    arena.give(beside);
+    std::byte* const next = arena.take(bytes);
+    CHECK(arena.locate({next, bytes}, &after));  // and what comes later can be shared again
+    arena.give(next);
+  }
+}
+
 }  // namespace windlass

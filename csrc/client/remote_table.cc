@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/remote.h"
 #include "base/crc32c.h"
+#include "client/remote.h"
 #include "client/sharing.h"
 #include "client/table.h"
 

@@ -128,7 +128,8 @@ Status Request::read_list(Order* order) const {
   if (copy == nullptr) return Status(Code::kResourceExhausted, "part: no memory for its list of items");
   std::memcpy(copy, mapping->data() + list.offset, list.bytes);
   if (crc32c(copy, list.bytes) != list.crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt, "the checksum of the list of part " + std::to_string(order->part.shard) + " is wrong");
+    return Status(Code::kCorrupt,
+                  "the checksum of the list of part " + std::to_string(order->part.shard) + " is wrong");
   order->items = copy;
   order->part.items_bytes = static_cast<uint32_t>(list.bytes);
   return {};
