@@ -32,6 +32,8 @@ from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Max, RowAdagrad, Rule, Sum
+from windlass._slots import Slots
+from windlass._step import Step
 from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 
@@ -66,8 +68,10 @@ __all__ = [
     "Rule",
     "ServerLost",
     "ShapeMismatch",
+    "Slots",
     "SpecMismatch",
     "StaleMap",
+    "Step",
     "Sum",
     "Table",
     "Tensor",

@@ -22,6 +22,7 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
+from windlass._slots import Slots
 from windlass._step import Step
 from windlass._table import Table
 from windlass._tensor import Tensor
@@ -260,6 +261,12 @@ class Cluster:
         ``torch.from_numpy`` of it is registered, too.
         """
         return as_numpy(self._engine.empty(list(_dims("empty", shape)), core_dtype(dtype, "empty")))
+
+    def slots(self, shape: int | Sequence[int], dtype: object = np.float32, *, count: int = 2) -> Slots:
+        """Registered arrays that take turns: ``slots.next()`` is one that no request uses."""
+        if not _whole(count) or count < 1:
+            raise InvalidArgument(f"slots: count must be a whole number of at least 1, not {count!r}")
+        return Slots(self, tuple(self.empty(shape, dtype) for _ in range(count)))
 
     def worker(self, rank: int, world_size: int) -> "Cluster":
         """A further worker on the same servers, for threads that act as workers; they share registered arrays."""

@@ -83,6 +83,9 @@ class Engine:
 
     def registered(self, array: Annotated[NDArray, dict(device='cpu', writable=False)]) -> bool: ...
 
+    def wait_returned(self, array: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> bool:
+        """Until no request uses the array; False when the time is up."""
+
     def close(self, timeout: float) -> None: ...
 
     def check(self) -> None:

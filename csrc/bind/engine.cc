@@ -131,6 +131,15 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("array"))
       .def(
+          "wait_returned",
+          [](Engine& e, const In& a, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            raise_if_error(e.usable());
+            nb::gil_scoped_release release;
+            return e.arena().wait_returned({static_cast<const std::byte*>(a.data()), a.nbytes()}, deadline);
+          },
+          nb::arg("array"), nb::arg("timeout"), "Until no request uses the array; False when the time is up.")
+      .def(
           "close",
           [](Engine& e, double timeout) {
             const int64_t deadline = deadline_in(timeout);

@@ -234,8 +234,28 @@ Status Arena::lend(const Range* ranges, size_t n, const std::string& what, bool*
 
 void Arena::end(const Range* ranges, size_t n) {
   if (n == 0) return;
-  std::lock_guard lock(mutex_);
-  end_locked(ranges, n);
+  {
+    std::lock_guard lock(mutex_);
+    end_locked(ranges, n);
+  }
+  returns_.fetch_add(1, std::memory_order_seq_cst);
+  if (waiting_.load(std::memory_order_seq_cst) != 0) os::wake_all(returns_);
+}
+
+bool Arena::wait_returned(Range r, int64_t deadline_ns) {
+  for (;;) {
+    const uint32_t seen = returns_.load(std::memory_order_seq_cst);
+    {
+      bool same = false;
+      std::lock_guard lock(mutex_);
+      if (!on_loan(r, &same)) return true;
+    }
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    waiting_.fetch_add(1, std::memory_order_seq_cst);
+    os::wait(returns_, seen, left);
+    waiting_.fetch_sub(1, std::memory_order_seq_cst);
+  }
 }
 
 void Arena::end_locked(const Range* ranges, size_t n) {

@@ -86,6 +86,8 @@ class Arena {
   // `what` names the request in the error. Two ranges of one request may be equal, but not overlap otherwise.
   Status lend(const Range* ranges, size_t n, const std::string& what, bool* ordinary = nullptr);
   void end(const Range* ranges, size_t n);
+  // Until no byte of it is on loan, or the time is up: false.
+  bool wait_returned(Range r, int64_t deadline_ns);
 
   // Puts fresh pages under the addresses of segments that a server may still write, before their loans end. What
   // becomes private is copied when it is to be shared again. Where there is no memory for that, what is on loan stays
@@ -118,9 +120,11 @@ class Arena {
   mutable std::mutex mutex_;
   Blocks blocks_;
   std::multimap<const std::byte*, size_t> loans_;  // bytes by beginning; none overlaps another, unless it equals it
-  std::multimap<size_t, Free> free_;               // by room
-  size_t free_bytes_ = 0;                          // of blocks with a segment of their own
-  std::shared_ptr<Segment> small_;                 // the segment that small blocks are cut from
+  std::atomic<uint32_t> returns_{0};               // for who waits for a loan to end
+  std::atomic<uint32_t> waiting_{0};
+  std::multimap<size_t, Free> free_;  // by room
+  size_t free_bytes_ = 0;             // of blocks with a segment of their own
+  std::shared_ptr<Segment> small_;    // the segment that small blocks are cut from
   size_t small_used_ = 0;
   uint32_t segments_ = 0;
   uint32_t taken_ = 0;

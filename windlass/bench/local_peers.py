@@ -25,7 +25,9 @@ rounds: torch RPC takes 1.6 cores for doing nothing, and would take them from wh
 import contextlib
 import ctypes
 import importlib
+import logging
 import os
+import pathlib
 import select
 import shutil
 import signal
@@ -45,7 +47,7 @@ from windlass.bench.peers import have
 
 START_S = 60.0  # until all processes of a peer have found each other
 ROUND_S = 30.0  # for a round; the first of a size makes the arrays, too
-EXIT_S = 10.0  # from the end of the socket to SIGKILL
+EXIT_S = 10.0  # from SIGKILL until the kernel has cleared up
 WARM_UP = 3  # round trips before the first round
 REPEATS_MAX = 1000  # per round
 LR = 1e-6
@@ -56,6 +58,7 @@ PR_SET_PDEATHSIG = 1
 STORE_BYTES = 1_000_000_000  # of Ray's shared memory
 
 Call = Callable[[], object]  # one round trip
+Make = Callable[[Any], Call]  # with this gradient, a flat float32 array
 Process = tuple[str, ...]  # the name of a function in ROLES and what it is given
 
 
@@ -148,7 +151,7 @@ class Peer:
         return isinstance(error, PeerFailed) and error.peer is self
 
     def close(self) -> None:
-        """Ends all processes: first the worker, by the end of its socket, then what is left, by SIGKILL."""
+        """Ends all processes, the worker first."""
         with self._files:
             for process in self._processes:
                 self._files.callback(process.close)
@@ -175,7 +178,7 @@ class _Said(Exception):
 
 
 class _Process:
-    """One process of a peer: says that it is ready, then answers each request, and ends with its socket.
+    """One process of a peer: says that it is ready, then answers each request.
 
     It leads a session of its own. Ctrl-C does not reach it, and whatever it starts can be found by the session.
     """
@@ -192,7 +195,7 @@ class _Process:
                     stdout=self._output,
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **environment},
+                    env={**os.environ, "PYTHONWARNINGS": "ignore", **environment},
                     start_new_session=True,
                 )
         except BaseException:
@@ -225,35 +228,35 @@ class _Process:
         """Few words about a failed request: the process's own, or the last it wrote anywhere."""
         if isinstance(error, _Said):
             return str(error)
-        what = "no answer in time" if isinstance(error, TimeoutError) else "its process has ended"
+        if isinstance(error, TimeoutError):
+            return "no answer in time"
         size = os.fstat(self._output.fileno()).st_size
         tail = os.pread(self._output.fileno(), OUTPUT_BYTES_MAX, max(0, size - OUTPUT_BYTES_MAX))
         last = tail.decode(errors="replace").strip().rpartition("\n")[2]
-        return (f"{what}; it last said: {last}" if last else what)[:WHY_CHARACTERS_MAX]
+        return f"its process has ended; it last wrote: {last or 'nothing'}"[:WHY_CHARACTERS_MAX]
 
     def close(self) -> None:
-        """Waits for its end, which is made certain, with that of all it has started."""
+        """Kills it and all that it has started, at once: there is nothing to save. Returns when they are gone."""
         self._socket.close()
-        pid = self._process.pid
-        try:
-            self.signal(signal.SIGCONT)
-            deadline = time.monotonic() + EXIT_S
-            # It stays a zombie meanwhile: the number of its session cannot pass to somebody else.
-            while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.005)
-        finally:
-            _kill_session(pid)
-            self._process.wait()
-            self._output.close()
+        deadline = time.monotonic() + EXIT_S
+        # It stays a zombie meanwhile: the number of its session cannot pass to somebody else.
+        while _kill_session(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_S)
+        self._output.close()
 
 
-def _kill_session(session: int) -> None:
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(ValueError, ProcessLookupError):  # not a process, or one that has just ended
-            if os.getsid(int(name)) == session:
+def _kill_session(session: int) -> bool:
+    """Whether there was anybody to kill."""
+    found = False
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            state, _, _, its_session = pathlib.Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
                 os.kill(int(name), signal.SIGKILL)
+                found = True
+    return found
 
 
 def _short(error: BaseException) -> str:
@@ -265,26 +268,24 @@ def _short(error: BaseException) -> str:
 
 
 def _serve(descriptor: int, role: str, directory: str, *arguments: str) -> None:
-    """Answers requests until the socket ends."""
-    # A stopped process does not see that end: it is killed with its parent.
+    """Answers requests until it is killed: by its parent, or with it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.set_inheritable(descriptor, False)
     link = socket.socket(fileno=descriptor)
     calls: dict[int, Call] = {}
     try:
-        with ROLES[role](directory, *arguments) as make:
-            link.send(b"ready")
-            while request := link.recv(MESSAGE_BYTES_MAX):
-                size_bytes, repeats = (int(number) for number in request.split())
-                if size_bytes not in calls:
-                    grad = np.random.default_rng(0).standard_normal(size_bytes // 4, dtype=np.float32)
-                    calls[size_bytes] = make(grad)
-                took = _round(calls[size_bytes], repeats)
-                link.send(" ".join(f"{seconds:.9f}" for seconds in took).encode())
+        make = ROLES[role](directory, *arguments)
+        link.send(b"ready")
+        while request := link.recv(MESSAGE_BYTES_MAX):
+            size_bytes, repeats = (int(number) for number in request.split())
+            if size_bytes not in calls:
+                grad = np.random.default_rng(0).standard_normal(size_bytes // 4, dtype=np.float32)
+                calls[size_bytes] = make(grad)
+            took = _round(calls[size_bytes], repeats)
+            link.send(" ".join(f"{seconds:.9f}" for seconds in took).encode())
     except Exception as error:
         with contextlib.suppress(OSError):
             link.send(f"!{_short(error)}".encode())
-    os._exit(0)  # on its way out torch would wait for the other end, which may be gone
 
 
 def _round(call: Call, repeats: int) -> list[float]:
@@ -310,8 +311,7 @@ def _torch_step(grad: Any) -> Any:
         return w.sub_(grad, alpha=LR)
 
 
-@contextlib.contextmanager
-def _torch(directory: str, name: str) -> Iterator[Callable[[Any], Call]]:
+def _torch(directory: str, name: str) -> Make:
     import torch
     from torch.distributed import rpc
 
@@ -330,11 +330,10 @@ def _torch(directory: str, name: str) -> Iterator[Callable[[Any], Call]]:
         tensor = torch.from_numpy(grad)
         return lambda: rpc.rpc_sync("server", _torch_step, args=(tensor,), timeout=ROUND_S)
 
-    yield make
+    return make
 
 
-@contextlib.contextmanager
-def _ray(directory: str) -> Iterator[Callable[[Any], Call]]:
+def _ray(directory: str) -> Make:
     if shutil.disk_usage("/dev/shm").free < STORE_BYTES:
         raise RuntimeError(f"/dev/shm has no room for a store of {STORE_BYTES} bytes")
     ray: Any = importlib.import_module("ray")  # no types where it is not installed
@@ -343,6 +342,7 @@ def _ray(directory: str) -> Iterator[Callable[[Any], Call]]:
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,
+        logging_level=logging.ERROR,
         object_store_memory=STORE_BYTES,
         _node_ip_address="127.0.0.1",
         _temp_dir=directory,
@@ -360,20 +360,11 @@ def _ray(directory: str) -> Iterator[Callable[[Any], Call]]:
             w -= scaled
             return w
 
-    try:
-        server = ray.remote(num_cpus=1)(Server).remote()
+    server = ray.remote(num_cpus=1)(Server).remote()
 
-        # The gradient goes as it is. Ray puts it into its store then, and ray.put(grad) beforehand, interleaved,
-        # came to the same: 0.23 and 0.23, 0.84 and 1.16, 3.08 and 3.00 GB/s, within what either moves by itself.
-        def make(grad: Any) -> Call:
-            return lambda: ray.get(server.push_pull.remote(grad), timeout=ROUND_S)
-
-        yield make
-    finally:
-        ray.shutdown()
+    # The gradient goes as it is. Ray puts it into its store then, and ray.put(grad) beforehand, interleaved, came to
+    # the same: 0.23 and 0.23, 0.84 and 1.16, 3.08 and 3.00 GB/s, within what either moves by itself.
+    return lambda grad: lambda: ray.get(server.push_pull.remote(grad), timeout=ROUND_S)
 
 
-ROLES: dict[str, Callable[..., contextlib.AbstractContextManager[Callable[[Any], Call]]]] = {
-    "torch": _torch,
-    "ray": _ray,
-}
+ROLES: dict[str, Callable[..., Make]] = {"torch": _torch, "ray": _ray}
