@@ -46,7 +46,8 @@ nb::ndarray<nb::numpy> empty(const std::shared_ptr<Engine>& engine, const std::v
   }
   std::byte* block = engine->arena().take(bytes);
   if (block == nullptr)
-    throw StatusError{Status(Code::kResourceExhausted, "empty: no memory for " + std::to_string(bytes) + " bytes")};
+    throw StatusError{Status(Code::kResourceExhausted, "empty: no memory for " + std::to_string(bytes) + " bytes (" +
+                                                           engine->arena().failure() + ")")};
   nb::capsule owner(new Owner{engine, block}, [](void* p) noexcept { delete static_cast<Owner*>(p); });
   return nb::ndarray<nb::numpy>(block, shape.size(), shape.data(), owner, nullptr, dlpack_of(dtype));
 }

@@ -20,12 +20,12 @@ constexpr size_t kSmallSegmentBytes = size_t{2} << 20;
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared) {
-  std::string why;
-  const int file = shared ? os::make_shared_file(bytes, &why) : -1;
+std::shared_ptr<Segment> Segment::make(uint32_t id, size_t bytes, bool shared, std::string* why) {
+  const int file = shared ? os::make_shared_file(bytes, why) : -1;
   if (shared && file < 0) return nullptr;
   std::byte* const data = shared ? os::map_shared(file, bytes) : os::map(bytes);
   if (data == nullptr) {
+    *why = "mmap failed";
     os::close_file(file);
     return nullptr;
   }
@@ -83,7 +83,7 @@ std::byte* Arena::take(size_t bytes) {
     while (room < bytes) room += std::max<size_t>(64, std::bit_floor(room) / 4);
     if (std::byte* const block = reuse(bytes, room, room); block != nullptr) return block;
     if (small_ == nullptr || small_->bytes() - small_used_ < room) {
-      std::shared_ptr<Segment> fresh = Segment::make(segments_ + 1, kSmallSegmentBytes, shared_);
+      std::shared_ptr<Segment> fresh = Segment::make(segments_ + 1, kSmallSegmentBytes, shared_, &failure_);
       if (fresh == nullptr) return nullptr;
       ++segments_;
       small_ = std::move(fresh);
@@ -97,7 +97,7 @@ std::byte* Arena::take(size_t bytes) {
   const size_t unit = bytes >= limits::kHugePageBytes ? limits::kHugePageBytes : 4096;
   const size_t room = (bytes + kStagger * kStaggers + unit - 1) / unit * unit;
   if (std::byte* const block = reuse(bytes, room, room + room / 4); block != nullptr) return block;
-  std::shared_ptr<Segment> segment = Segment::make(segments_ + 1, room, shared_);
+  std::shared_ptr<Segment> segment = Segment::make(segments_ + 1, room, shared_, &failure_);
   if (segment == nullptr) return nullptr;
   ++segments_;
   std::byte* const block = segment->data() + kStagger * (taken_++ % kStaggers);
@@ -115,6 +115,11 @@ void Arena::free_locked(Blocks::iterator it) {
     free_bytes_ += block.room;
   }
   free_.emplace(block.room, Free{base, std::move(block.segment)});
+}
+
+std::string Arena::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 void Arena::give(std::byte* block) {

@@ -34,7 +34,7 @@ struct Range {
 class Segment {
  public:
   // Null when there is no memory.
-  static std::shared_ptr<Segment> make(uint32_t id, size_t bytes, bool shared);
+  static std::shared_ptr<Segment> make(uint32_t id, size_t bytes, bool shared, std::string* why);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
   ~Segment();
@@ -76,6 +76,7 @@ class Arena {
   // A block of at least `bytes` on a cache line boundary; nullptr when there is no memory. Not zeroed when reused.
   std::byte* take(size_t bytes);
   void give(std::byte* block);  // once no loan touches it
+  std::string failure() const;  // why there was no memory when there last was none
 
   // True when the whole range lies in one block.
   bool registered(Range r) const;
@@ -127,6 +128,7 @@ class Arena {
   std::shared_ptr<Segment> small_;    // the segment that small blocks are cut from
   size_t small_used_ = 0;
   uint32_t segments_ = 0;
+  std::string failure_;
   uint32_t taken_ = 0;
 };
 

@@ -287,6 +287,35 @@ def test_an_arena_above_the_cap_is_refused_with_the_number():
         assert (w[:1000].pull() == 1).all()  # others go on
 
 
+def test_memory_that_cannot_be_had_is_an_error_and_requests_go_on_without_it():
+    code = """
+import resource
+import numpy as np
+import windlass as wl
+from windlass.testing import Servers
+
+with Servers(1, kind="unix", threads=1) as servers, servers.connect(transport="arena") as cluster:
+    w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
+    grad, out = np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # files in memory, too
+    for size in (1 << 22, 1000):
+        try:
+            cluster.empty(size)
+            raise SystemExit("there was memory")
+        except wl.ResourceExhausted as error:
+            print(error)
+    for _ in range(3):
+        w.push_pull(grad, out=out)
+    print((out == 3).all())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    large, small, right = done.stdout.splitlines()
+    assert large == "empty: no memory for 16777216 bytes (fallocate: File too large)"
+    assert small == "empty: no memory for 4000 bytes (fallocate: File too large)"
+    assert right == "True"
+
+
 def test_wrong_transports_are_refused():
     with pytest.raises(wl.InvalidArgument, match="transport must be"):
         wl.connect(servers=["unix://@x"], transport="pigeon")

@@ -77,8 +77,8 @@ class Peer:
     waiting, and is stopped between its rounds.
 
     It never gets in the way of the suite: a start that fails only sets `why`. push_pull() and what it returns raise
-    PeerFailed from then on, and exit swallows that. Nothing waits without a deadline. No process outlives the block,
-    nor the thread that entered it, however that ends.
+    PeerFailed from then on, and exit swallows that. Nothing waits without a deadline. No process outlives the block, and
+    if this process is killed, theirs end by themselves. The thread that enters must not end before the block does.
     """
 
     def __init__(self, name: str, processes: tuple[Process, ...], environment: dict[str, str], *, spins: bool) -> None:
@@ -170,7 +170,9 @@ def peers() -> Iterator[Peer]:
         huge = {**loopback, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         yield Peer("torch RPC, huge pages", both, huge, spins=True)
     if have("ray"):
-        yield Peer("Ray", (("ray",),), {"RAY_USAGE_STATS_ENABLED": "0"}, spins=False)
+        # The second is Ray's switch for loopback only, on Linux too: otherwise it listens on every interface.
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+        yield Peer("Ray", (("ray",),), quiet, spins=False)
 
 
 class _Said(Exception):
@@ -268,8 +270,7 @@ def _short(error: BaseException) -> str:
 
 
 def _serve(descriptor: int, role: str, directory: str, *arguments: str) -> None:
-    """Answers requests until it is killed: by its parent, or with it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Answers requests until it is killed. If the other end is gone instead, kills itself and all it has started."""
     os.set_inheritable(descriptor, False)
     link = socket.socket(fileno=descriptor)
     calls: dict[int, Call] = {}
@@ -286,6 +287,8 @@ def _serve(descriptor: int, role: str, directory: str, *arguments: str) -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             link.send(f"!{_short(error)}".encode())
+            link.recv(MESSAGE_BYTES_MAX)  # nothing more is asked
+    _kill_session(os.getpid())
 
 
 def _round(call: Call, repeats: int) -> list[float]:
@@ -317,6 +320,9 @@ def _torch(directory: str, name: str) -> Make:
 
     if not torch.distributed.is_available() or not rpc.is_available():
         raise RuntimeError("torch is built without RPC")
+    ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # while stopped it would not see that the other end is gone
     torch.set_num_threads(_core.cores())
     # They meet in a file: no port to choose, and none that somebody else takes first. Transport and channel are
     # TensorPipe's choice, shared memory and cross-memory attach: faster than any other pair we asked for. As many
