@@ -83,6 +83,12 @@ def held(thing: wl.Tensor | wl.Table, *shards: int) -> Iterator[Callable[[], Non
         release()
 
 
+def run_step(cluster: wl.Cluster, tensor: wl.Tensor, table: wl.Table) -> None:
+    with cluster.step() as step:
+        step.push(tensor, np.ones(tensor.shape, np.float32))
+        step.pull(table, [1, 2])
+
+
 def every_call(
     cluster: wl.Cluster, tensor: wl.Tensor, table: wl.Table, registered: np.ndarray
 ) -> dict[str, Callable[[], object]]:
@@ -94,6 +100,8 @@ def every_call(
         "Cluster.tensor": lambda: cluster.tensor("another", (2,), rule=wl.Sum()),
         "Cluster.table": lambda: cluster.table("further", 2, rule=wl.Sum()),
         "Cluster.empty": lambda: cluster.empty((2, 2)),
+        "Cluster.slots": lambda: cluster.slots(3),
+        "Cluster.step": lambda: run_step(cluster, tensor, table),
         "Cluster.worker": lambda: cluster.worker(0, 1),
         "Cluster.tick": lambda: cluster.tick(),
         "Cluster.fingerprint": lambda: cluster.fingerprint(),

@@ -169,18 +169,18 @@ class Tensor:
 
     def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
 
-    def call_now(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> None:
+    def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, timeout: float) -> None:
         """
         Pull, push or push_pull, by which of grad and out are given; returns when done.
         """
 
-    def call_later(self, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None, timeout: float) -> Future:
+    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, timeout: float) -> Future:
         """The same as a future."""
 
-    def add_to(self, step: Step, grad: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, rows: object | None, hyper: object | None) -> None:
+    def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None) -> None:
         """The same as part of a step; out must outlive it."""
 
-    def pull_newer(self, out: Annotated[NDArray, dict(device='cpu')], rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
+    def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
 
     def fingerprint(self, timeout: float) -> int: ...
 
@@ -209,15 +209,15 @@ class Table:
 
     def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
 
-    def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> None:
+    def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool, timeout: float) -> None:
         """
         Pull, push or push_pull, by which of grads and out are given; returns when done.
         """
 
-    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool, timeout: float) -> Future:
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool, timeout: float) -> Future:
         """The same as a future."""
 
-    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')] | None, hyper: object | None, create: bool) -> None:
+    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool) -> None:
         """The same as part of a step; out must outlive it."""
 
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...

@@ -1,5 +1,9 @@
 // From Python's arrays to ours: contiguous, aligned, of a dtype we know.
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
 #include "bind/bind.h"
+//
+#include <numpy/arrayobject.h>
+
 #include "tensor/tensor.h"
 
 namespace windlass::bind {
@@ -67,6 +71,30 @@ Array to_array(const Where& where, const nb::dlpack::dtype& dtype, const void* d
   a.dims = static_cast<uint32_t>(dims);
   for (size_t i = 0; i < dims; ++i) a.shape[i] = static_cast<uint64_t>(shape[i]);
   return a;
+}
+
+void init_arrays() {
+  if (_import_array() < 0) throw nb::python_error();
+}
+
+bool plain_array(nb::handle object, bool writable, Array* a) {
+  if (!PyArray_CheckExact(object.ptr())) return false;
+  auto* const array = reinterpret_cast<PyArrayObject*>(object.ptr());
+  const int needs = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+  const int dims = PyArray_NDIM(array);
+  if (!PyArray_CHKFLAGS(array, needs) || !PyArray_ISNOTSWAPPED(array) || dims > int{limits::kTensorDimsMax})
+    return false;
+  switch (PyArray_TYPE(array)) {
+    case NPY_FLOAT: a->dtype = Dtype::kFloat32; break;
+    case NPY_DOUBLE: a->dtype = Dtype::kFloat64; break;
+    case NPY_INT64: a->dtype = Dtype::kInt64; break;
+    case NPY_HALF: a->dtype = Dtype::kFloat16; break;
+    default: return false;
+  }
+  a->data = PyArray_DATA(array);
+  a->dims = static_cast<uint32_t>(dims);
+  for (int i = 0; i < dims; ++i) a->shape[i] = static_cast<uint64_t>(PyArray_DIM(array, i));
+  return true;
 }
 
 Keys to_keys(const Where& where, const In& a) {

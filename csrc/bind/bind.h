@@ -52,6 +52,20 @@ Array to_array(const Where& where, const A& a) {
 
 Keys to_keys(const Where& where, const In& a);
 
+void init_arrays();  // once, when the module is made
+// A contiguous array of numpy's own, of a type that numpy has, read at once; false when it is anything else.
+bool plain_array(nb::handle object, bool writable, Array* a);
+
+// Any array of the caller's: *kept holds what is not plain. None leaves everything as it is, and gives false.
+template <class A>
+bool any_array(const Where& where, nb::handle object, std::optional<A>* kept, Array* a) {
+  if (object.is_none()) return false;
+  if (plain_array(object, std::is_same_v<A, Out>, a)) return true;
+  *kept = nb::cast<A>(object);
+  *a = to_array(where, **kept);
+  return true;
+}
+
 Hyper to_hyper(nb::handle tuple);
 
 // Waits for a started call, without the GIL unless it is done already.

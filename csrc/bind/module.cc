@@ -27,6 +27,7 @@ void translate(const std::exception_ptr& p, void*) {
 NB_MODULE(_core, m) {
   m.doc() = "The native core of windlass.";
   nb::register_exception_translator(translate);
+  windlass::bind::init_arrays();
   m.def(
       "set_errors", [](nb::list errors) { g_errors = errors; }, nb::arg("errors"),
       "The exception class of every code, in order; the caller keeps the list.");

@@ -15,29 +15,29 @@ namespace {
 struct Prepared {
   TableRequest request;
   Array in, out;
+  std::optional<In> kept_in;
+  std::optional<Out> kept_out;
   size_t bytes = 0;
 };
 
-void prepare(TableClient& t, Prepared* p, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
-             nb::handle hyper, bool create) {
+void prepare(TableClient& t, Prepared* p, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
+             bool create) {
   const std::string& name = t.name();
   p->request.keys = to_keys({"table", name, "keys"}, keys);
   p->bytes = p->request.keys.n * t.spec().dim * sizeof(float);
-  if (grads) {
-    p->in = to_array({"table", name, "gradients"}, *grads);
+  if (any_array({"table", name, "gradients"}, grads, &p->kept_in, &p->in)) {
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
   }
-  if (out) {
-    p->out = to_array({"table", name, "out"}, *out);
+  if (any_array({"table", name, "out"}, out, &p->kept_out, &p->out)) {
     p->request.out = &p->out;
   }
   p->request.create = create;
-  p->request.closes = grads && out;
+  p->request.closes = p->request.in != nullptr && p->request.out != nullptr;
 }
 
-void call_now(TableClient& t, const In& keys, const std::optional<In>& grads, const std::optional<Out>& out,
-              nb::handle hyper, bool create, double timeout) {
+void call_now(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper, bool create,
+              double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
@@ -46,8 +46,8 @@ void call_now(TableClient& t, const In& keys, const std::optional<In>& grads, co
   finish(call, deadline);
 }
 
-std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::optional<In>& grads,
-                                   const std::optional<Out>& out, nb::handle hyper, bool create, double timeout) {
+std::unique_ptr<Future> call_later(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
+                                   bool create, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, create);
@@ -57,8 +57,8 @@ std::unique_ptr<Future> call_later(TableClient& t, const In& keys, const std::op
   return std::make_unique<Future>(call);
 }
 
-void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& keys, const std::optional<In>& grads,
-                 const std::optional<Out>& out, nb::handle hyper, bool create) {
+void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& keys, nb::handle grads, nb::handle out,
+                 nb::handle hyper, bool create) {
   Prepared p;
   prepare(*t, &p, keys, grads, out, hyper, create);
   raise_if_error(step.add(std::move(t), p.request));

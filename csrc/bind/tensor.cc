@@ -42,30 +42,28 @@ Selection to_selection(const std::string& name, nb::handle rows) {
 struct Prepared {
   TensorRequest request;
   Array in, out;
+  std::optional<In> kept_in;
+  std::optional<Out> kept_out;
   size_t bytes = 0;
 };
 
 // Fills `p`, whose request points into it.
-void prepare(TensorClient& t, Prepared* p, const std::optional<In>& grad, const std::optional<Out>& out,
-             nb::handle rows, nb::handle hyper) {
+void prepare(TensorClient& t, Prepared* p, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper) {
   const std::string& name = t.name();
-  if (grad) {
-    p->in = to_array({"tensor", name, "gradient"}, *grad);
+  if (any_array({"tensor", name, "gradient"}, grad, &p->kept_in, &p->in)) {
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
     p->bytes = p->in.bytes();
   }
-  if (out) {
-    p->out = to_array({"tensor", name, "out"}, *out);
+  if (any_array({"tensor", name, "out"}, out, &p->kept_out, &p->out)) {
     p->request.out = &p->out;
     p->bytes = std::max(p->bytes, p->out.bytes());
   }
-  p->request.closes = grad && out;
+  p->request.closes = p->request.in != nullptr && p->request.out != nullptr;
   p->request.rows = to_selection(name, rows);
 }
 
-void call_now(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out, nb::handle rows,
-              nb::handle hyper, double timeout) {
+void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
@@ -76,8 +74,8 @@ void call_now(TensorClient& t, const std::optional<In>& grad, const std::optiona
   finish(call, deadline);
 }
 
-std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& grad, const std::optional<Out>& out,
-                                   nb::handle rows, nb::handle hyper, double timeout) {
+std::unique_ptr<Future> call_later(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
+                                   double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper);
@@ -87,30 +85,11 @@ std::unique_ptr<Future> call_later(TensorClient& t, const std::optional<In>& gra
   return std::make_unique<Future>(call);
 }
 
-void add_to_step(std::shared_ptr<TensorClient> t, StepClient& step, const std::optional<In>& grad,
-                 const std::optional<Out>& out, nb::handle rows, nb::handle hyper) {
+void add_to_step(std::shared_ptr<TensorClient> t, StepClient& step, nb::handle grad, nb::handle out, nb::handle rows,
+                 nb::handle hyper) {
   Prepared p;
   prepare(*t, &p, grad, out, rows, hyper);
   raise_if_error(step.add(std::move(t), p.request));
-}
-
-// A contiguous array of numpy's, without the ways around that any other array needs; false when it is none.
-bool plain_array(PyObject* object, bool writable, Array* a) {
-  Py_buffer view;
-  if (PyObject_GetBuffer(object, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  const char format = view.format != nullptr && view.format[1] == 0 ? view.format[0] : 0;
-  const bool is_int64 = (format == 'l' || format == 'q') && view.itemsize == 8;
-  a->dtype = format == 'f' ? Dtype::kFloat32 : format == 'd' ? Dtype::kFloat64 : Dtype::kInt64;
-  a->data = view.buf;
-  a->dims = static_cast<uint32_t>(view.ndim);
-  const bool plain = (format == 'f' || format == 'd' || is_int64) && a->dims <= limits::kTensorDimsMax &&
-                     reinterpret_cast<uintptr_t>(view.buf) % static_cast<size_t>(view.itemsize) == 0;
-  for (uint32_t i = 0; plain && i < a->dims; ++i) a->shape[i] = static_cast<uint64_t>(view.shape[i]);
-  PyBuffer_Release(&view);
-  return plain;
 }
 
 // Adds whole tensors from `from` on, up to the first that is not plain, or whose arrays are not; returns where that is.
@@ -136,7 +115,7 @@ size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list
     Array in, out;
     TensorRequest request;
     if (pushes) {
-      if (!plain_array(nb::handle(grads[from]).ptr(), false, &in)) break;
+      if (!plain_array(grads[from], false, &in)) break;
       nb::object h = get(tensor, kHyper);
       if (!h.is_valid()) break;
       if (!h.is(last)) hyper = to_hyper(h);
@@ -145,7 +124,7 @@ size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list
       request.hyper = hyper;
     }
     if (pulls) {
-      if (!plain_array(nb::handle(outs[from]).ptr(), true, &out)) break;
+      if (!plain_array(outs[from], true, &out)) break;
       request.out = &out;
     }
     request.closes = pushes && pulls;
@@ -154,11 +133,11 @@ size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list
   return from;
 }
 
-std::pair<Version, bool> pull_newer(TensorClient& t, const Out& out, nb::handle rows, const Version* newer_than,
+std::pair<Version, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle rows, const Version* newer_than,
                                     double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, std::nullopt, out, rows, nb::none());
+  prepare(t, &p, nb::none(), out, rows, nb::none());
   p.request.versioned = true;
   if (newer_than != nullptr) {
     const std::string& name = t.name();

@@ -77,8 +77,8 @@ class Peer:
     waiting, and is stopped between its rounds.
 
     It never gets in the way of the suite: a start that fails only sets `why`. push_pull() and what it returns raise
-    PeerFailed from then on, and exit swallows that. Nothing waits without a deadline. No process outlives the block, and
-    if this process is killed, theirs end by themselves. The thread that enters must not end before the block does.
+    PeerFailed from then on, and exit swallows that. Nothing waits without a deadline. No process outlives the block,
+    and if this process is killed, theirs end by themselves. The thread that enters must not end before the block does.
     """
 
     def __init__(self, name: str, processes: tuple[Process, ...], environment: dict[str, str], *, spins: bool) -> None:
@@ -108,6 +108,9 @@ class Peer:
         except (OSError, _Said) as error:
             self.why = worker.why(error)
             raise PeerFailed(self, self.why) from error
+        except BaseException:  # Ctrl-C: its answer may still come, and is not that of the next round
+            self.why = "interrupted"
+            raise
         finally:
             self._signal(signal.SIGSTOP)
 
@@ -250,9 +253,11 @@ class _Process:
 
 
 def _kill_session(session: int) -> bool:
-    """Whether there was anybody to kill."""
+    """All but the caller. Returns whether there was anybody to kill."""
     found = False
     for name in filter(str.isdecimal, os.listdir("/proc")):
+        if int(name) == os.getpid():
+            continue
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             state, _, _, its_session = pathlib.Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:4]
             if int(its_session) == session and state not in "ZX":
@@ -288,7 +293,9 @@ def _serve(descriptor: int, role: str, directory: str, *arguments: str) -> None:
         with contextlib.suppress(OSError):
             link.send(f"!{_short(error)}".encode())
             link.recv(MESSAGE_BYTES_MAX)  # nothing more is asked
-    _kill_session(os.getpid())
+    while _kill_session(os.getpid()):
+        time.sleep(0.005)
+    os._exit(0)  # on its way out torch would wait for the other process
 
 
 def _round(call: Call, repeats: int) -> list[float]:
@@ -320,9 +327,7 @@ def _torch(directory: str, name: str) -> Make:
 
     if not torch.distributed.is_available() or not rpc.is_available():
         raise RuntimeError("torch is built without RPC")
-    ctypes.CDLL(None).prctl(
-        PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # while stopped it would not see that the other end is gone
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # while stopped, it sees no end of the socket
     torch.set_num_threads(_core.cores())
     # They meet in a file: no port to choose, and none that somebody else takes first. Transport and channel are
     # TensorPipe's choice, shared memory and cross-memory attach: faster than any other pair we asked for. As many
