@@ -83,10 +83,10 @@ def held(thing: wl.Tensor | wl.Table, *shards: int) -> Iterator[Callable[[], Non
         release()
 
 
-def run_step(cluster: wl.Cluster, tensor: wl.Tensor, table: wl.Table) -> None:
+def in_step(cluster: wl.Cluster, method: str, *arguments: Any) -> None:
+    """A step with one request in it."""
     with cluster.step() as step:
-        step.push(tensor, np.ones(tensor.shape, np.float32))
-        step.pull(table, [1, 2])
+        getattr(step, method)(*arguments)
 
 
 def every_call(
@@ -101,7 +101,7 @@ def every_call(
         "Cluster.table": lambda: cluster.table("further", 2, rule=wl.Sum()),
         "Cluster.empty": lambda: cluster.empty((2, 2)),
         "Cluster.slots": lambda: cluster.slots(3),
-        "Cluster.step": lambda: run_step(cluster, tensor, table),
+        "Cluster.step": lambda: in_step(cluster, "pull", tensor),
         "Cluster.worker": lambda: cluster.worker(0, 1),
         "Cluster.tick": lambda: cluster.tick(),
         "Cluster.fingerprint": lambda: cluster.fingerprint(),
@@ -117,6 +117,10 @@ def every_call(
         "Tensor.push_async": lambda: tensor.push_async(grad),
         "Tensor.push_pull": lambda: tensor.push_pull(grad),
         "Tensor.push_pull_async": lambda: tensor.push_pull_async(grad),
+        "Tensor.push in a step": lambda: in_step(cluster, "push", tensor, grad),
+        "Tensor.push_pull of a registered array in a step": lambda: in_step(
+            cluster, "push_pull", [tensor], [registered]
+        ),
         "Tensor.fingerprint": lambda: tensor.fingerprint(),
         "Table.pull": lambda: table.pull([1, 2]),
         "Table.pull create=False": lambda: table.pull([1, 2], create=False),
@@ -126,6 +130,8 @@ def every_call(
         "Table.push_async": lambda: table.push_async([1, 2], rows),
         "Table.push_pull": lambda: table.push_pull([1, 2], rows),
         "Table.push_pull_async": lambda: table.push_pull_async([1, 2], rows),
+        "Table.pull in a step": lambda: in_step(cluster, "pull", table, [1, 2]),
+        "Table.push in a step": lambda: in_step(cluster, "push", table, [1, 2], rows),
         "Table.delete": lambda: table.delete([1]),
         "Table.export": lambda: list(table.export()),
         "Table.fingerprint": lambda: table.fingerprint(),

@@ -200,7 +200,7 @@ def names_of_calls() -> list[str]:
 
 
 CALLS = names_of_calls()
-NEED_NO_SERVER = {"Cluster.empty", "Cluster.tick"}
+NEED_NO_SERVER = {"Cluster.empty", "Cluster.slots", "Cluster.tick"}
 
 
 @pytest.mark.usefixtures("nothing_left")

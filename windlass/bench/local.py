@@ -19,6 +19,7 @@ import windlass as wl
 from windlass import _core
 from windlass.bench._figures import Suite, interleave, seconds_of
 from windlass.bench.core import BATCH, MB, STREAM_BYTES, _fill, _keys
+from windlass.bench.local_peers import peers
 from windlass.bench.wire import PAUSE_S, Bare
 from windlass.testing import Servers
 
@@ -53,6 +54,8 @@ def run(console: Console, rows: int, quick: bool = False) -> Suite:
         step(suite, cluster, rounds)
         smallest_pull(suite, cluster, rounds)
     several(suite, rounds)
+    if not quick:
+        against_peers(suite, console, rounds)
     with Servers(1, kind="unix") as servers, servers.connect(transport="arena") as cluster:
         table(suite, cluster, rows, rounds)
     return suite
@@ -92,6 +95,35 @@ def dense(suite: Suite, cluster: wl.Cluster, label: str, rule: wl.Rule, megabyte
         bar=0.4 if megabytes == 1 else 0.7,
         against=f"fused loop, {threads} thread{'s' if threads > 1 else ''}",
     )
+
+
+def against_peers(suite: Suite, console: Console, rounds: int) -> None:
+    """The same push_pull by what else is installed."""
+    for peer in peers():
+        with Servers(1, kind="unix") as servers, servers.connect(transport="arena") as cluster, peer:
+            for megabytes in (1, 16, 100):
+                n, repeats = megabytes * MB // 4, max(3, 100 // megabytes)
+                w = cluster.tensor(f"peer {megabytes}", n, rule=wl.SGD(lr=1e-6))
+                grad, out = cluster.empty(n), cluster.empty(n)
+                grad[:] = 0.5
+                theirs = peer.push_pull(n * 4, repeats)
+                for _ in range(3):
+                    w.push_pull(grad, out=out)
+                mine, best = interleave(
+                    lambda: seconds_of(lambda: w.push_pull(grad, out=out), repeats),  # noqa: B023 (called here)
+                    lambda: min(theirs()),  # noqa: B023
+                    rounds,
+                )
+                suite.rate(
+                    f"push_pull SGD {megabytes} MB",
+                    n * 4 / mine / 1e9,
+                    n * 4 / best / 1e9,
+                    "GB/s",
+                    bar=2.5,
+                    against=peer.name,
+                )
+        if peer.why:
+            console.print(f"[dim]{peer.name}: not measured, {peer.why}[/dim]", highlight=False)
 
 
 def one_way(suite: Suite, cluster: wl.Cluster, megabytes: int, rounds: int) -> None:

@@ -169,7 +169,7 @@ def peers() -> Iterator[Peer]:
         both: tuple[Process, ...] = (("torch", "server"), ("torch", "worker"))
         yield Peer("torch RPC", both, loopback, spins=True)
         # TensorPipe receives each tensor in fresh memory, and the page faults of that are most of 100 MB. Huge pages
-        # make it three times as fast there and change nothing at 1 MB. A tuned jemalloc comes to the same.
+        # make it two to three times as fast there and change nothing at 1 MB. A tuned jemalloc comes to the same.
         huge = {**loopback, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         yield Peer("torch RPC, huge pages", both, huge, spins=True)
     if have("ray"):
@@ -331,7 +331,7 @@ def _torch(directory: str, name: str) -> Make:
     torch.set_num_threads(_core.cores())
     # They meet in a file: no port to choose, and none that somebody else takes first. Transport and channel are
     # TensorPipe's choice, shared memory and cross-memory attach: faster than any other pair we asked for. As many
-    # threads as cores, not 16, since one request is under way: at 1 MB up to 1.5 times as fast.
+    # threads as cores, not 16, since one request is under way: at 1 MB 1.1 to 1.5 times as fast.
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"file://{directory}/store", rpc_timeout=START_S, num_worker_threads=max(2, _core.cores())
     )
@@ -373,8 +373,8 @@ def _ray(directory: str) -> Make:
 
     server = ray.remote(num_cpus=1)(Server).remote()
 
-    # The gradient goes as it is. Ray puts it into its store then, and ray.put(grad) beforehand, interleaved, came to
-    # the same: 0.23 and 0.23, 0.84 and 1.16, 3.08 and 3.00 GB/s, within what either moves by itself.
+    # The gradient goes as it is: Ray then puts it into its store itself. Neither won against ray.put(grad) beforehand,
+    # in turns: 0.20 and 0.19, 1.08 and 1.07, 2.08 and 2.11 GB/s at 1, 16 and 100 MB.
     return lambda grad: lambda: ray.get(server.push_pull.remote(grad), timeout=ROUND_S)
 
 
