@@ -29,11 +29,12 @@ inline constexpr int kRuleVectorsMax = 2;  // per-element state arrays
 inline constexpr int kRuleHyperMax = 8;    // numbers that travel with a push
 
 // Work.
-inline constexpr size_t kCrewBytesMin = size_t{2} << 20;       // below this the caller works alone
-inline constexpr size_t kAsyncBytesMin = size_t{1} << 20;      // below this an async call is done at once
-inline constexpr size_t kGilBytesMax = size_t{32} << 10;       // below this a call keeps the GIL
-inline constexpr size_t kStreamBytesMin = size_t{1} << 20;     // from here on outputs bypass the cache
-inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;  // asynchronous pushes of ordinary arrays, together
+inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone
+inline constexpr size_t kAsyncBytesMin = size_t{1} << 20;        // below this an async call is done at once
+inline constexpr size_t kGilBytesMax = size_t{32} << 10;         // below this a call keeps the GIL
+inline constexpr size_t kStreamBytesMin = size_t{1} << 20;       // from here on outputs bypass the cache
+inline constexpr size_t kStreamPullBytesMin = size_t{24} << 20;  // the same for pulls, which only copy
+inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;    // asynchronous pushes of ordinary arrays, together
 inline constexpr int64_t kNoDeadline = INT64_MAX;
 inline constexpr int64_t kSpinNs = 20'000;  // how long a waiter spins before it blocks
 inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other within this are waited for awake

@@ -19,7 +19,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
   if (r.out != nullptr) {
     arrays_.out = r.out->data;
     arrays_.out_dtype = r.out->dtype;
-    arrays_.stream = r.out->bytes() >= limits::kStreamBytesMin;
+    arrays_.stream = r.out->bytes() >= (r.in == nullptr ? limits::kStreamPullBytesMin : limits::kStreamBytesMin);
   }
   const uint32_t shards = client_->cut().shards;
   if (r.newer_than != nullptr) {
