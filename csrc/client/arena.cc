@@ -52,12 +52,12 @@ std::shared_ptr<Segment> Segment::replace(uint32_t id, bool alone) {
     fresh.reset(new Segment(0, data_, bytes_, -1));
     fresh->was_shared_ = true;
   }
-  replaced_.store(true, std::memory_order_release);
+  replaced_ = true;
   return fresh;
 }
 
 Segment::~Segment() {
-  if (!replaced()) file_ >= 0 || was_shared_ ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
+  if (!replaced_) file_ >= 0 || was_shared_ ? os::unmap_shared(data_, bytes_) : os::unmap(data_, bytes_);
   if (file_ < 0 || generation_ != os::fork_generation()) return;  // in the child of a fork it is closed already
   os::close_after_fork(file_, false);
   os::close_file(file_);
@@ -149,10 +149,23 @@ bool Arena::all_on_loan(const std::byte* block, size_t bytes) const {
   return at >= block + bytes;
 }
 
-void Arena::renew(const std::vector<std::shared_ptr<const Segment>>& segments) {
+void Arena::add_teller(std::function<void(const Segments&)> teller) {
+  std::lock_guard lock(renewing_);
+  tellers_.push_back(std::move(teller));
+}
+
+void Arena::renew(const Segments& segments) {
+  std::lock_guard renewing(renewing_);
+  Segments withdrawn;
+  for (const std::shared_ptr<const Segment>& segment : segments) {
+    if (segment->withdrawn()) continue;  // before, and all is done
+    std::const_pointer_cast<Segment>(segment)->withdraw();
+    withdrawn.push_back(segment);
+  }
+  if (withdrawn.empty()) return;
+  for (const auto& tell : tellers_) tell(withdrawn);
   std::lock_guard lock(mutex_);
-  for (const std::shared_ptr<const Segment>& old : segments) {
-    if (old->replaced()) continue;
+  for (const std::shared_ptr<const Segment>& old : withdrawn) {
     std::vector<Blocks::iterator> blocks;
     for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
       if (it->second.segment == old) blocks.push_back(it);

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,10 +44,11 @@ class Segment {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   int file() const { return file_; }  // -1 when it is not shared
-  // There are other pages under its addresses now, which another segment has: no server may be told of it any more.
-  bool replaced() const { return replaced_.load(std::memory_order_acquire); }
-  // Does that: fresh pages with the same contents, which no server knows. `alone`: nobody writes there meanwhile, and
-  // the new pages can be shared. Null when there is no memory; then everything is as it was.
+  // There will be other pages under its addresses: no request lies in it any more.
+  bool withdrawn() const { return withdrawn_.load(std::memory_order_acquire); }
+  void withdraw() { withdrawn_.store(true, std::memory_order_release); }
+  // Puts them there: fresh pages with the same contents, which no server knows and another segment has. `alone`: nobody
+  // writes there meanwhile, and the new pages can be shared. Null when there is no memory.
   std::shared_ptr<Segment> replace(uint32_t id, bool alone);
 
  private:
@@ -56,7 +58,8 @@ class Segment {
   const size_t bytes_;
   const int file_;
   const uint32_t generation_ = os::fork_generation();
-  std::atomic<bool> replaced_{false};
+  std::atomic<bool> withdrawn_{false};
+  bool replaced_ = false;    // its addresses are another's
   bool was_shared_ = false;  // the memory is a mapping of a file, though it is nobody else's
 };
 
@@ -93,7 +96,11 @@ class Arena {
   // Puts fresh pages under the addresses of segments that a server may still write, before their loans end. What
   // becomes private is copied when it is to be shared again. Where there is no memory for that, what is on loan stays
   // so for ever.
-  void renew(const std::vector<std::shared_ptr<const Segment>>& segments);
+  using Segments = std::vector<std::shared_ptr<const Segment>>;
+  void renew(const Segments& segments);
+  // Whoever tells servers of its memory: is called when some of it is withdrawn, and breaks the connections to servers
+  // that know it. What they write there from then on is lost, so everything has to be sent again.
+  void add_teller(std::function<void(const Segments&)> teller);
 
  private:
   struct Block {
@@ -121,7 +128,9 @@ class Arena {
   mutable std::mutex mutex_;
   Blocks blocks_;
   std::multimap<const std::byte*, size_t> loans_;  // bytes by beginning; none overlaps another, unless it equals it
-  std::atomic<uint32_t> returns_{0};               // for who waits for a loan to end
+  std::mutex renewing_;                            // one renewal at a time, and of what follows
+  std::vector<std::function<void(const Segments&)>> tellers_;
+  std::atomic<uint32_t> returns_{0};  // for who waits for a loan to end
   std::atomic<uint32_t> waiting_{0};
   std::multimap<size_t, Free> free_;  // by room
   size_t free_bytes_ = 0;             // of blocks with a segment of their own

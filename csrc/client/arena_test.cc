@@ -207,13 +207,13 @@ TEST(a_block_that_is_lent_as_a_whole_moves_to_fresh_pages_that_can_be_shared) {
   CHECK_OK(arena.lend(halves, 2, "x"));
   arena.renew({before.segment});
   arena.renew({before.segment});  // once is enough
-  CHECK(before.segment->replaced());
+  CHECK(before.segment->withdrawn());
   CHECK(std::all_of(block, block + kBytes, [](std::byte b) { return b == std::byte{1}; }));
   std::memset(server.memory, 9, server.bytes);
   CHECK(std::all_of(block, block + kBytes, [](std::byte b) { return b == std::byte{1}; }));
   arena.end(halves, 2);
   CHECK(arena.locate({block, kBytes}, &after));
-  CHECK(after.segment != before.segment && after.segment->id() != before.segment->id() && !after.segment->replaced());
+  CHECK(after.segment != before.segment && after.segment->id() != before.segment->id() && !after.segment->withdrawn());
   const Stranger anew(*after.segment);
   block[5] = std::byte{7};
   CHECK(anew.memory[after.offset + 5] == std::byte{7});

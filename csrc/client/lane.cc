@@ -206,7 +206,7 @@ std::string Lane::arena_frame(uint32_t id, uint64_t bytes, uint64_t request) con
 // Gives the server memory that a request lies in, once; false when there is nothing to give.
 bool Lane::announce(const Trip& trip) {
   for (const std::shared_ptr<const Segment>& segment : trip.segments) {
-    if (announced_.count(segment->id()) != 0 || segment->replaced()) continue;
+    if (announced_.count(segment->id()) != 0 || segment->withdrawn()) continue;
     const uint64_t request = links_.next_request();
     announced_[segment->id()] = {segment, request, false};
     const std::string frame = arena_frame(segment->id(), segment->bytes(), request);
@@ -222,7 +222,7 @@ bool Lane::may_lie(const Trip& trip) const {
   return shares_ && !trip.places.empty() &&
          std::all_of(trip.segments.begin(), trip.segments.end(), [this](const auto& segment) {
            const auto it = announced_.find(segment->id());
-           return it != announced_.end() && it->second.known && !segment->replaced();
+           return it != announced_.end() && it->second.known && !segment->withdrawn();
          });
 }
 

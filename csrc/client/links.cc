@@ -131,7 +131,7 @@ void Links::lost(uint32_t server, const Status& status) {
 }
 
 // No term stops a server that is only slow from finishing a write it began. So before requests to it end, and with them
-// the loans of their arrays, there are fresh pages under those. Other servers that know the old ones are told anew.
+// the loans of their arrays, there are fresh pages under those. Servers that know the old ones are told anew.
 void Links::give_up(const std::vector<uint32_t>& servers, const Status& status) {
   std::lock_guard lock(giving_up_);
   std::vector<std::shared_ptr<const Segment>> segments;
@@ -143,12 +143,7 @@ void Links::give_up(const std::vector<uint32_t>& servers, const Status& status) 
   each([&](Lane& lane) { lane.cut_off(status, &segments); });
   std::sort(segments.begin(), segments.end());
   segments.erase(std::unique(segments.begin(), segments.end()), segments.end());
-  if (!segments.empty() && renew_ && !broken(Break::kFence)) {
-    for (const auto& lane : lanes_) {
-      if (std::find(servers.begin(), servers.end(), lane->server()) == servers.end()) lane->break_if_told(segments);
-    }
-    renew_(segments);
-  }
+  if (!segments.empty() && renew_ && !broken(Break::kFence)) renew_(segments);
   each([](Lane& lane) { lane.fail(); });
 }
 

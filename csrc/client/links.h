@@ -49,6 +49,10 @@ class Links : public std::enable_shared_from_this<Links> {
   // Who puts fresh pages under memory that a server may still write when it is given up.
   using Renew = std::function<void(const std::vector<std::shared_ptr<const Segment>>&)>;
   void set_renew(Renew renew) { renew_ = std::move(renew); }
+  // Breaks the connections to servers that have been told of any of that memory; everything is then sent again.
+  void break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {
+    for (const auto& lane : lanes_) lane->break_if_told(segments);
+  }
   // Until every lane is ready, or one server is lost.
   Status wait_ready(int64_t deadline_ns);
 

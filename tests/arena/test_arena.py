@@ -235,6 +235,7 @@ cluster = wl.connect(servers={pair.addresses!r}, transport="arena", app="killed"
 w = cluster.tensor("w", 1 << 20, rule=wl.Sum())
 grad, out = cluster.empty(1 << 20), cluster.empty(1 << 20)
 grad[:] = 1
+w.push_pull(grad, out=out)
 print("there", flush=True)
 while True:
     w.push_pull(grad, out=out)

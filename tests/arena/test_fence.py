@@ -1,5 +1,6 @@
 """Fencing: a server that was given up and goes on later changes nothing in the worker's memory."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -107,13 +108,19 @@ def state(pid: int) -> str:
 
 
 def test_other_servers_go_on_and_get_the_memory_anew():
-    with Servers(2, kind="unix", threads=1) as servers, servers.connect(transport="arena", timeout=10) as cluster:
+    with (
+        Servers(2, kind="unix", threads=1) as servers,
+        servers.connect(transport="arena", timeout=10) as cluster,
+        cluster.worker(1, 2) as other,
+    ):
         both = cluster.tensor("both", 1 << 20, rule=wl.Sum())
         small = [cluster.tensor(f"s{i}", 8000, rule=wl.Sum()) for i in range(8)]  # each on one server
         grad, out = cluster.empty(1 << 20), cluster.empty(1 << 20)
         grad[:] = 1
+        theirs = other.tensor("both", 1 << 20, rule=wl.Sum())
         for _ in range(3):
             both.push_pull(grad, out=out)
+            theirs.push_pull(grad, out=out)
         os.kill(servers.pids[1], signal.SIGSTOP)
         while state(servers.pids[1]) != "T":
             time.sleep(0.001)
@@ -152,11 +159,19 @@ def test_other_servers_go_on_and_get_the_memory_anew():
                 assert (s.pull() == 3).all()
                 reached += 1
             assert 0 < reached < 8
+            with pytest.raises(wl.Timeout):  # a worker that uses the same memory, and has not given that server up
+                theirs.push_pull(grad, out=out, timeout=0.05)
             with pytest.raises(wl.ServerLost, match="was abandoned"):
                 both.pull()
         finally:
             writer_ends.set()
             os.kill(servers.pids[1], signal.SIGCONT)
+        for _ in range(50):  # that push is applied now, and the loan of the arrays ends
+            with contextlib.suppress(wl.BufferInUse):
+                theirs.push_pull(grad, out=out)
+                break
+            time.sleep(0.1)
+        assert len(set(out.tolist())) <= 2  # what the first server has, and what the second has
 
 
 def test_whom_to_abandon_must_be_a_server():
