@@ -731,6 +731,9 @@ bool Lane::end_part() {
   if (in_trip_part_ == nullptr) return true;      // answered before
   if (code == Code::kOutOfSequence) return true;  // lost, as it were: the next question finds that out
   if (code == Code::kCorrupt) {
+    // The server may be at work on its other parts, and would write arrays once more after they have been answered; a
+    // new connection begins when nothing of the old one is under way.
+    if (in_trip_->lies) return broken_rule("a request arrived damaged");
     std::lock_guard lock(mutex_);
     outbox_.again(in_header_.request);
     return true;
@@ -777,6 +780,11 @@ bool Lane::heard(Code code) {
   if (in_header_.request != asking_) return true;
   std::vector<uint64_t> held(in_items_.size() / sizeof(uint64_t));
   if (!held.empty()) std::memcpy(held.data(), in_items_.data(), held.size() * sizeof(uint64_t));
+  for (const uint64_t id : asked_) {  // as above
+    const Ref<Trip>* const trip = outbox_.find(id);
+    if (trip != nullptr && (*trip)->lies && std::find(held.begin(), held.end(), id) == held.end())
+      return broken_rule("a request was lost on its way");
+  }
   outbox_.heard(asked_, held);
   asked_.clear();
   asking_ = 0;

@@ -5,6 +5,7 @@ Each run prints its seed, how many faults it made, and how many of them bit. Wit
 """
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import random
@@ -57,6 +58,10 @@ def some_seed() -> int:
 
 def check_load(net: Network, what: str, faults: Faults, pushes: int, accurate: bool, **arguments: object) -> None:
     """A load under faults: enough of them were made, and everything is exact."""
+    if net.transport == "arena":
+        # No kernel doubles or reorders what a Unix socket carries. A request that comes twice could be served a second
+        # time after its answer, and write an array that is no longer its own.
+        faults = dataclasses.replace(faults, duplicate=0.0, reorder=0.0)
     load = Load(net, pushes, seed=faults.seed, app=new_app(), **arguments)
     started = time.monotonic()
     wrong = load.run(faults, 3600 if accurate else 60)

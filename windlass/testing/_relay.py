@@ -30,6 +30,7 @@ BUFFER_BYTES = 128 << 10
 HELD_S = 0.02  # a frame held back goes on after so long, though none has overtaken it
 SETTLE_S = 1.0  # what a cut waits at most until the peer has what was sent
 HELLO = 1
+ARENA, ARENA_FRAME_BYTES = 15, 192
 FILES_SPACE = socket.CMSG_SPACE(4)
 
 
@@ -109,7 +110,8 @@ class Pump(threading.Thread):
         self._held = bytearray()
         self._held_until = 0.0
         self._read = 0  # bytes so far
-        self._files: collections.deque[tuple[int, int]] = collections.deque()  # where each came in the stream
+        # Files, each with a place in the stream that it came at or behind: the kernel joins what was sent before it.
+        self._files: collections.deque[tuple[int, int]] = collections.deque()
         self._file: int | None = None  # of the frame at hand
         self._held_file: int | None = None
         self._passing: int | None = None  # what goes beside the next byte
@@ -244,7 +246,7 @@ class Pump(threading.Thread):
 
     def _handle(self, size: int) -> None:
         """One frame, whose header is in the buffer."""
-        if not self._files or self._files[0][0] != self._read - (self._end - self._at):
+        if not self._has_file(size):
             return self._treat(size)
         self._flush()
         self._file = self._passing = self._files.popleft()[1]
@@ -253,6 +255,15 @@ class Pump(threading.Thread):
         if self._file is not None:
             os.close(self._file)
         self._file = self._passing = None
+
+    def _has_file(self, size: int) -> bool:
+        """Whether a file came beside the frame: it brings an arena, and was read since a file came."""
+        if not self._files or self._buffer[self._at + 5] & 0x7F != ARENA:
+            return False
+        while self._end - self._at < min(size, ARENA_FRAME_BYTES):
+            self._fill()
+        begins = self._read - (self._end - self._at)
+        return begins >= self._files[0][0] and any(self._buffer[self._at + 136 : self._at + 144])  # how large it is
 
     def _treat(self, size: int) -> None:
         control, faults = self._control, self._control.faults
