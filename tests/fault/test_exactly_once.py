@@ -79,6 +79,16 @@ def wait_for(what: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.001)
 
 
+def test_with_arenas_memory_is_shared_through_the_proxy():
+    """What the other tests with arenas rest on."""
+    with network("arena", count=1) as net, net.connect() as cluster:
+        w = cluster.tensor("w", 100_000, rule=wl.Sum())
+        for _ in range(3):
+            w.push(np.ones(100_000, np.float32)).wait()
+        assert "/memfd:windlass" in pathlib.Path(f"/proc/{net.servers.pids[0]}/maps").read_text()
+        assert (w.pull() == 3).all()
+
+
 # -- faults of frames ------------------------------------------------------------------------------------------------
 
 
