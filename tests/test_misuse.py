@@ -1,5 +1,6 @@
 """What happens to those who do it wrong: a typed error, and nothing broken."""
 
+import socket
 from collections.abc import Iterable
 from typing import Any
 
@@ -443,7 +444,16 @@ def test_world_size_without_an_address_names_windlass_run(monkeypatch: pytest.Mo
         wl.connect(threads=1).close()
 
 
-def test_an_address_says_that_there_is_no_network_yet(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WINDLASS_ADDRESS", "localhost:7164")
-    with pytest.raises(wl.InvalidArgument, match=r"WINDLASS_ADDRESS=localhost:7164 .*unset it"):
+def test_an_address_where_nobody_is_says_so_within_the_timeout(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("WINDLASS_ADDRESS", address)
+        with pytest.raises(wl.ServerLost, match=f"connect to {address}: Connection refused"):
+            wl.connect(timeout=0.3)
+
+
+def test_a_variable_that_is_mistyped_is_not_another_setting(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINDLASS_ADDRES", "tcp://127.0.0.1:7164")
+    with pytest.raises(wl.InvalidArgument, match=r"WINDLASS_ADDRES: there is no such setting; did you mean WINDLASS_A"):
         wl.connect()

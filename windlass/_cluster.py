@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
@@ -22,10 +22,15 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
+from windlass._settings import check_environment
+from windlass._settings import load as load_settings
 from windlass._slots import Slots
 from windlass._step import Step
 from windlass._table import Table
 from windlass._tensor import Tensor
+
+if TYPE_CHECKING:
+    from windlass._scheduled import Attendance
 
 _THREADS_MAX = 256
 Transport = Literal["auto", "arena", "socket"]
@@ -33,11 +38,13 @@ _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 
 def connect(
+    address: str | None = None,
     *,
     servers: Sequence[str] | None = None,
-    app: str = "default",
+    app: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    reader: bool = False,
     token: str | bytes | None = None,
     timeout: float = 60.0,
     failure_timeout: float = 5.0,
@@ -46,17 +53,20 @@ def connect(
     threads: int | None = None,
     memory_bytes_max: int | None = None,
 ) -> "Cluster":
-    """Connects to servers, or starts one inside this process.
+    """Connects to a cluster, or starts a server inside this process.
 
-    timeout: seconds that calls may take unless they say otherwise.
+    timeout: seconds that calls may take unless they say otherwise; also for all members of the cluster to come.
 
-    With ``servers=["tcp://host:port", ...]``, as ``windlass server`` prints them, every client gives the same list in
-    the same order.
+    With ``address``, or WINDLASS_ADDRESS as ``windlass run`` sets it, the scheduler there says where servers are. With
+    ``servers=["tcp://host:port", ...]``, as ``windlass server`` prints them, there is no scheduler: every client gives
+    the same list in the same order.
 
-    app: the group of workers that trains together; names of tensors and tables are the app's own.
+    app: the group of workers that trains together; names of tensors and tables are the app's own (default:
+        WINDLASS_APP, else "default").
     rank, world_size: this worker's number and how many there are (default: RANK and WORLD_SIZE, else 0 of 1).
-    token: the secret that lets a process in (default: WINDLASS_TOKEN).
-    failure_timeout: seconds after which a server that cannot be reached is given up.
+    reader: a client that nobody waits for, for evaluation or publishing.
+    token: the secret that lets a process in (default: WINDLASS_TOKEN, or the file WINDLASS_TOKEN_FILE).
+    failure_timeout: seconds after which a server that cannot be reached is given up. A scheduler says how many.
     checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
     transport: "auto" shares memory with servers on this host, so that numbers are not sent; "arena" is an error where
         that cannot be; "socket" sends everything (default: WINDLASS_TRANSPORT, else "auto").
@@ -72,20 +82,45 @@ def connect(
         raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
+    check_environment(os.environ)
+    if servers is None and (os.environ.get("WINDLASS_ROLE") or "worker") != "worker":
+        become_role()
+    address = address or (os.environ.get("WINDLASS_ADDRESS") if servers is None else None)
+    if address is not None:
+        if servers is not None:
+            raise InvalidArgument("connect: either address, of a scheduler, or servers")
+        if threads is not None or memory_bytes_max is not None:
+            raise InvalidArgument("connect: threads and memory_bytes_max are settings of the servers here")
+        from windlass._scheduled import Scheduled, client_tls, join
+
+        settings = load_settings({"app": app, "transport": transport})
+        if rank is None and world_size is None and not reader:
+            rank, world_size = _from_environment("RANK", None), _from_environment("WORLD_SIZE", 1)
+        scheduled = Scheduled(
+            _scheduler_address(address),
+            settings.app,
+            _secret(token),
+            checksums,
+            settings.transport,
+            reader,
+            int(os.environ.get("WINDLASS_CLUSTER") or "0", 16),
+            client_tls(settings.tls_ca),
+        )
+        return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
+    if reader:
+        raise InvalidArgument("connect: a reader needs the address of a scheduler")
     if servers is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
         if rank is None and world_size is None:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
         transport = transport if transport is not None else cast("Transport", os.environ.get("WINDLASS_TRANSPORT"))
+        app = app if app is not None else os.environ.get("WINDLASS_APP") or "default"
         remote = Remote.of(servers, app, token, failure_timeout, checksums, transport or "auto")
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
-    if (rank, world_size, token, checksums, transport) != (None,) * 5 or app != "default":
-        raise InvalidArgument("connect: app, rank, world_size, token, checksums and transport go with servers=[...]")
-    if address := os.environ.get("WINDLASS_ADDRESS"):
+    if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(
-            f"WINDLASS_ADDRESS={address} is set, but this version takes the addresses of servers as "
-            "connect(servers=[...]); unset it for an engine inside the process"
+            "connect: app, rank, world_size, token, checksums and transport go with an address or servers=[...]"
         )
     world = os.environ.get("WORLD_SIZE", "1")
     if world not in ("", "1"):
@@ -94,9 +129,9 @@ def connect(
             "of each other; start the script with `windlass run`"
         )
     threads = _core.cores() if threads is None else threads
-    if not _whole(threads) or not 1 <= threads <= _THREADS_MAX:
+    if not is_whole(threads) or not 1 <= threads <= _THREADS_MAX:
         raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
-    if memory_bytes_max is not None and not (_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
+    if memory_bytes_max is not None and not (is_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
     return Cluster(engine, _core.Session(engine, 0, 1), None, timeout)
@@ -133,19 +168,16 @@ class Remote:
             raise InvalidArgument(f"connect: app must be 1 to 256 bytes of printable text without '/', not {app!r}")
         if not failure_timeout > 0:
             raise InvalidArgument(f"connect: failure_timeout must be above 0 seconds, not {failure_timeout}")
-        if token is not None and not isinstance(token, (str, bytes)):
-            raise InvalidArgument(f"connect: token must be a string or bytes, not {type(token).__name__}")
-        secret = token.encode() if isinstance(token, str) else token
-        secret = load_token() if secret is None else check_token(secret, "connect: token")
+        secret = _secret(token)
         if transport not in ("auto", "arena", "socket"):
             raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
         if transport == "arena" and (far := [str(address) for address in addresses if not is_here(address)]):
             raise InvalidArgument(f'connect: transport="arena" needs servers on this host, not {far}')
-        return cls(addresses, app, secret or b"", failure_timeout, checksums, transport)
+        return cls(addresses, app, secret, failure_timeout, checksums, transport)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
         """A cluster on the servers, once all connections are up."""
-        if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
         sums = -1 if self.checksums is None else int(self.checksums)
         shares = self.transport != "socket" and any(map(is_here, self.servers))
@@ -161,21 +193,46 @@ class Remote:
         return Cluster(engine, _core.Session(engine, rank, world_size), dialer, timeout, self)
 
 
-def _from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name) or str(default)
+def _scheduler_address(text: str) -> Address:
+    address = Address.parse(text)
+    if address.kind != "tcp":
+        raise InvalidArgument(f"connect: a scheduler is at tcp://HOST:PORT, not {text!r}")
+    return address
+
+
+def _secret(token: str | bytes | None) -> bytes:
+    if token is not None and not isinstance(token, (str, bytes)):
+        raise InvalidArgument(f"connect: token must be a string or bytes, not {type(token).__name__}")
+    secret = token.encode() if isinstance(token, str) else token
+    secret = load_token() if secret is None else check_token(secret, "connect: token")
+    return secret or b""
+
+
+def become_role() -> NoReturn:
+    """The process is a server or the scheduler from now on, and exits with it: one script for every role."""
+    from windlass.launch.roles import run_role
+
+    sys.exit(run_role(os.environ["WINDLASS_ROLE"]))
+
+
+def _from_environment(name: str, default: Any) -> Any:
+    text = os.environ.get(name)
+    if not text:
+        return default
     if not text.isdecimal():
         raise InvalidArgument(f"{name}={text} is not a whole number")
     return int(text)
 
 
-def _whole(x: object) -> bool:
+def is_whole(x: object) -> bool:
+    """Whether it is an integer, of Python's or numpy's."""
     return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
 
 
 def _dims(what: str, shape: Any) -> tuple[int, ...]:
     """A shape as it was given, checked."""
-    dims = (shape,) if _whole(shape) or not isinstance(shape, Iterable) else tuple(shape)
-    if not all(_whole(d) and d >= 0 for d in dims):
+    dims = (shape,) if is_whole(shape) or not isinstance(shape, Iterable) else tuple(shape)
+    if not all(is_whole(d) and d >= 0 for d in dims):
         raise InvalidArgument(f"{what}: shape must be whole numbers of at least 0, not {shape!r}")
     return tuple(int(d) for d in dims)
 
@@ -190,11 +247,13 @@ class Cluster:
         dialer: Dialer | None,
         timeout: float,
         remote: Remote | None = None,
+        attendance: "Attendance | None" = None,
     ) -> None:
         self._engine = engine
         self._session = session
         self._dialer = dialer
         self._remote = remote
+        self._attendance = attendance
         self._timeout = timeout
         _open.add(self)
 
@@ -264,17 +323,21 @@ class Cluster:
 
     def slots(self, shape: int | Sequence[int], dtype: object = np.float32, *, count: int = 2) -> Slots:
         """Registered arrays that take turns: ``slots.next()`` is one that no request uses."""
-        if not _whole(count) or count < 1:
+        if not is_whole(count) or count < 1:
             raise InvalidArgument(f"slots: count must be a whole number of at least 1, not {count!r}")
         return Slots(self, tuple(self.empty(shape, dtype) for _ in range(count)))
 
     def worker(self, rank: int, world_size: int) -> "Cluster":
         """A further worker on the same servers, for threads that act as workers; they share registered arrays."""
-        if not (_whole(rank) and _whole(world_size) and 0 <= rank < world_size < 2**32):
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
         self._engine.check()
         if self._remote is None:
             return Cluster(self._engine, _core.Session(self._engine, rank, world_size), None, self._timeout)
+        if self._attendance is not None:
+            from windlass._scheduled import join
+
+            return join(self._attendance.at, rank, world_size, self._timeout, self._engine)
         return self._remote.cluster(rank, world_size, self._timeout, self._engine)
 
     @property
@@ -331,7 +394,7 @@ class Cluster:
         addresses = [str(address) for address in self._remote.servers]
         if isinstance(server, str) and str(Address.parse(server)) in addresses:
             server = addresses.index(str(Address.parse(server)))
-        if not _whole(server) or not 0 <= int(server) < len(addresses):
+        if not is_whole(server) or not 0 <= int(server) < len(addresses):
             raise InvalidArgument(f"abandon: {server!r} is none of the servers {addresses}")
         self._dialer.abandon(int(server))
 
@@ -344,6 +407,8 @@ class Cluster:
         finally:
             if self._dialer is not None:
                 self._dialer.close()
+            if self._attendance is not None:
+                self._attendance.close()
         self._session.raise_unseen()
 
     def __enter__(self) -> "Cluster":

@@ -1,6 +1,6 @@
 """The native core of windlass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import enum
 from typing import Annotated
 
@@ -238,6 +238,9 @@ class Host:
 
     def close(self, timeout: float) -> None: ...
 
+    def set_cluster(self, cluster: int) -> None:
+        """Clients of another cluster are refused."""
+
     @property
     def incarnation(self) -> int: ...
 
@@ -253,7 +256,12 @@ class Host:
 class Links:
     """A client's connections to its servers. Python makes them."""
 
-    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool) -> None: ...
+    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool, cluster: int = 0) -> None: ...
+
+    def set_catalogue(self, ask: Callable | None) -> None:
+        """
+        Who is asked where objects are: ask(operation, body, seconds) gives a code and the answers, or a message. None, when the cluster is closed: nobody is asked any more.
+        """
 
     def need_dial(self) -> tuple[int, int] | None:
         """
@@ -277,6 +285,30 @@ class Links:
 
     @property
     def incarnation(self) -> int: ...
+
+def read_spec(spec: bytes) -> tuple[str, bool, str, list[int]]:
+    """(app/name, whether it is a table, a description, bytes per shard)"""
+
+def same_spec(a: bytes, b: bytes) -> bool:
+    """Whether an object of the one spec can be opened with the other."""
+
+def write_map(object: int, runs: Sequence[tuple[int, int, int]]) -> bytes:
+    """The bytes of a map; runs are (first shard, server, term)."""
+
+def read_map(bytes: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """The object and the runs of a map, which other bytes may follow."""
+
+class Heartbeat:
+    """Writes the same bytes every period, from a thread without the GIL."""
+
+    def __init__(self, fd: int, beat: bytes, seconds: float) -> None: ...
+
+    def wait(self, timeout: float) -> bool:
+        """
+        Until the connection is broken or stopped; False when time is up first.
+        """
+
+    def stop(self) -> None: ...
 
 def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
 

@@ -62,7 +62,12 @@ class Denied(Exception):
 
 
 def load_token(file: pathlib.Path | None = None) -> bytes | None:
-    """The token in `file`, else that of WINDLASS_TOKEN, else None. White space around it does not count."""
+    """The token in `file`, else that of WINDLASS_TOKEN, else that in WINDLASS_TOKEN_FILE, else None.
+
+    White space around it does not count.
+    """
+    if file is None and "WINDLASS_TOKEN" not in os.environ and os.environ.get("WINDLASS_TOKEN_FILE"):
+        file = pathlib.Path(os.environ["WINDLASS_TOKEN_FILE"])
     if file is not None:
         where = f"token file {file}"
         try:

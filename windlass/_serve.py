@@ -35,6 +35,7 @@ _PAUSE_SECONDS = 0.1
 _QUIET_SECONDS = 30.0  # strangers do not fill the log
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _log = logging.getLogger("windlass")
+Stop = Callable[[int], None]
 
 
 class Host(Protocol):
@@ -148,26 +149,34 @@ def serve(
     listen: list[Address],
     token: bytes | None,
     host: Host,
-    ready: Callable[[list[Address]], None],
+    ready: Callable[[list[Address], Stop], None],
     until_eof: int | None = None,
-) -> None:
+) -> int:
     """Serves until SIGINT, SIGTERM or the end of the file `until_eof`, then closes the host, also when it raises.
 
-    ready: called with the addresses, ports filled in, once clients can connect. Signals count in the main thread only.
+    ready: called with the addresses, ports filled in, once clients can connect, and with a function that ends the
+    server from any thread with an exit code, which is returned. Signals count in the main thread only.
     """
-    asyncio.run(_serve(listen, token, host, ready, until_eof))
+    return asyncio.run(_serve(listen, token, host, ready, until_eof))
 
 
 async def _serve(
     addresses: list[Address],
     token: bytes | None,
     host: Host,
-    ready: Callable[[list[Address]], None],
+    ready: Callable[[list[Address], Stop], None],
     until_eof: int | None,
-) -> None:
-    stop = asyncio.Event()
+) -> int:
+    stop, codes = asyncio.Event(), [0]
+    loop = asyncio.get_running_loop()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            loop.call_soon_threadsafe(stop.set)
+
     listeners: list[socket.socket] = []
-    with _told_by_signal(stop):
+    with told_by_signal(stop):
         try:
             check_reach(addresses, token)
             for address in addresses:
@@ -177,13 +186,14 @@ async def _serve(
             if any(address.kind == "tcp" for address in addresses):
                 door = secrets.token_bytes(DOOR_BYTES)
                 listeners.append(listen_on(side_door(door), _BACKLOG))
-            with _told_by_end_of(until_eof, stop):
-                ready(open_to)
+            with told_by_end_of(until_eof, stop):
+                ready(open_to, end)
                 await _until(stop, Doorman(listeners, token, host, door))
         finally:
             for listener in listeners:
                 listener.close()
             _close(host)  # with the signals still caught: a second Ctrl-C does no harm
+    return max(codes)
 
 
 async def _until(stop: asyncio.Event, doorman: Doorman) -> None:
@@ -205,7 +215,8 @@ def _close(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def _told_by_signal(stop: asyncio.Event) -> Iterator[None]:
+def told_by_signal(stop: asyncio.Event) -> Iterator[None]:
+    """Sets the event at SIGINT and SIGTERM, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -223,7 +234,8 @@ def _told_by_signal(stop: asyncio.Event) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told_by_end_of(fd: int | None, stop: asyncio.Event) -> Iterator[None]:
+def told_by_end_of(fd: int | None, stop: asyncio.Event) -> Iterator[None]:
+    """Sets the event at the end of a file."""
     if fd is None:
         yield
         return

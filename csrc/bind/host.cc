@@ -29,6 +29,7 @@ void bind_host(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"))
+      .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), "Clients of another cluster are refused.")
       .def_prop_ro("incarnation", &Host::incarnation)
       .def_prop_ro("lanes", &Host::connections)
       .def_prop_ro("sessions", &Host::guests)

@@ -9,15 +9,51 @@
 #include "bind/bind.h"
 
 namespace windlass::bind {
+namespace {
+
+// A function of Python's, called without the GIL and let go of wherever the links end.
+Links::Catalogue catalogue_of(const nb::callable& ask) {
+  const std::shared_ptr<nb::callable> kept(new nb::callable(ask), [](nb::callable* callable) {
+    if (!nb::is_alive()) return;  // the interpreter has ended, and the object with it
+    nb::gil_scoped_acquire acquire;
+    delete callable;
+  });
+  return [kept](wire::Op op, const std::string& body, int64_t deadline_ns, std::vector<std::string>* answers) -> Status {
+    nb::gil_scoped_acquire acquire;
+    try {
+      const double seconds = static_cast<double>(std::max<int64_t>(deadline_ns - os::now_ns(), 0)) * 1e-9;
+      const auto [code, said] = nb::cast<std::pair<int, std::vector<nb::bytes>>>(
+          (*kept)(static_cast<int>(op), nb::bytes(body.data(), body.size()), seconds));
+      for (const nb::bytes& bytes : said) answers->emplace_back(bytes.c_str(), bytes.size());
+      return code == 0 ? Status() : Status(static_cast<Code>(code), answers->empty() ? "" : answers->front());
+    } catch (const nb::python_error& error) {
+      return Status(Code::kInternal, error.what());
+    }
+  };
+}
+
+Status refuse_all(wire::Op, const std::string&, int64_t, std::vector<std::string>*) {
+  return Status(Code::kClosed, "the cluster has been closed");
+}
+
+}  // namespace
 
 void bind_links(nb::module_& m) {
   nb::class_<Links>(m, "Links", "A client's connections to its servers. Python makes them.")
       .def(nb::new_([](const std::vector<std::string>& servers, const std::string& app, uint32_t rank,
-                       uint32_t world_size, int checksums, bool shares) {
-             return std::make_shared<Links>(servers, app, rank, world_size, checksums, shares);
+                       uint32_t world_size, int checksums, bool shares, uint64_t cluster) {
+             return std::make_shared<Links>(servers, app, rank, world_size, checksums, shares, cluster);
            }),
            nb::arg("servers"), nb::arg("app"), nb::arg("rank"), nb::arg("world_size"), nb::arg("checksums"),
-           nb::arg("shares"))
+           nb::arg("shares"), nb::arg("cluster") = 0)
+      .def(
+          "set_catalogue",
+          [](Links& links, const std::optional<nb::callable>& ask) {
+            const Links::Catalogue before = links.take_catalogue(ask ? catalogue_of(*ask) : refuse_all);
+          },
+          nb::arg("ask").none(),
+          "Who is asked where objects are: ask(operation, body, seconds) gives a code and the answers, or a message. "
+          "None, when the cluster is closed: nobody is asked any more.")
       .def(
           "need_dial",
           [](Links& links) -> std::optional<std::pair<uint32_t, uint32_t>> {

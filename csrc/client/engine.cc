@@ -122,6 +122,19 @@ Session::Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank,
       world_size_(world_size),
       incarnation_(engine_->links() != nullptr ? engine_->links()->incarnation() : os::random_u64()) {}
 
+// The scheduler's answers, or those of the first server, which keeps the catalogue where there is no scheduler.
+static Status ask_catalogue(const std::shared_ptr<Links>& links, wire::Op op, const std::string& body,
+                            const std::string& what, int64_t deadline_ns, std::vector<std::string>* answers) {
+  if (const Links::Catalogue catalogue = links->catalogue()) {
+    const Status status = catalogue(op, body, deadline_ns, answers);
+    return status.ok() ? status : Status(status.code(), what + ": " + status.message());
+  }
+  const Ref<Exchange> exchange(new Exchange(links));
+  WL_RETURN_IF_ERROR(exchange->ask(op, 0, body, what, deadline_ns));
+  for (const Exchange::Answer& answer : exchange->answers) answers->push_back(answer.items);
+  return {};
+}
+
 Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
   const std::shared_ptr<Links>& links = engine_->links();
   const char* const kind = spec.is_table ? "table" : "tensor";
@@ -137,10 +150,11 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
   const std::string what = What{"open", kind, spec.own_name()}.text();
   wire::Writer body;
   encode(spec, &body);
-  const Ref<Exchange> open(new Exchange(links));
-  WL_RETURN_IF_ERROR(open->ask(wire::Op::kOpen, 0, body.take(), what, deadline_ns));
+  std::vector<std::string> answers;
+  WL_RETURN_IF_ERROR(ask_catalogue(links, wire::Op::kOpen, body.take(), what, deadline_ns, &answers));
   Map map;
-  wire::Reader reader(open->answers[0].items);
+  if (answers.empty()) answers.emplace_back();
+  wire::Reader reader(answers[0]);
   WL_RETURN_IF_ERROR(decode(&reader, &map));
   WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
   wire::Writer writer;
@@ -157,6 +171,8 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
         const Ref<Exchange> detach(new Exchange(links));
         (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);
       }
+      if (const Links::Catalogue catalogue = links->catalogue())
+        (void)catalogue(wire::Op::kDetach, both, deadline_ns, &answers);
     }
     return status;
   }
@@ -165,12 +181,12 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
 }
 
 Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
-  const Ref<Exchange> list(new Exchange(engine_->links()));
-  WL_RETURN_IF_ERROR(list->ask(wire::Op::kList, 0, "", "list", deadline_ns));
-  for (const Exchange::Answer& answer : list->answers) {
-    if (answer.part.value == 0) continue;  // there are none
+  std::vector<std::string> answers;
+  WL_RETURN_IF_ERROR(ask_catalogue(engine_->links(), wire::Op::kList, "", "list", deadline_ns, &answers));
+  for (const std::string& answer : answers) {
+    if (answer.empty()) continue;  // there are none
     Placed placed;
-    wire::Reader reader(answer.items);
+    wire::Reader reader(answer);
     WL_RETURN_IF_ERROR(decode(&reader, &placed.map));
     WL_RETURN_IF_ERROR(decode(&reader, &placed.spec));
     uint32_t shards = 0;

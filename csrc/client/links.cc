@@ -14,13 +14,14 @@ constexpr int64_t kIdleNs = 1000 * kMs;  // how often the thread looks around wh
 }  // namespace
 
 Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
-             bool shares)
+             bool shares, uint64_t cluster)
     : servers_(std::move(servers)),
       app_(std::move(app)),
       rank_(rank),
       world_size_(world_size),
       checksums_(checksums),
       shares_(shares),
+      cluster_(cluster),
       peers_(std::make_unique<Peer[]>(servers_.size())) {
   for (uint32_t s = 0; s < servers_.size(); ++s) {
     for (uint8_t n = 0; n < limits::kLanes; ++n) {
@@ -316,6 +317,7 @@ Hello Links::hello(const Lane& lane) const {
           .lane = lane.number(),
           .index = lane.server(),
           .known = peers_[lane.server()].incarnation,
+          .cluster = cluster_,
           .app = app_,
           .servers = servers_};
 }

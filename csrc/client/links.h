@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/os.h"
@@ -22,8 +23,9 @@ namespace windlass {
 
 class Links : public std::enable_shared_from_this<Links> {
  public:
+  // cluster: which these servers belong to; 0 where nobody formed one.
   Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
-        bool shares = true);
+        bool shares = true, uint64_t cluster = 0);
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
   ~Links();
@@ -46,6 +48,17 @@ class Links : public std::enable_shared_from_this<Links> {
   bool need_dial(Wanted* wanted);
   void attach(const Wanted& which, int fd) { lane(which.server, which.lane).attach(fd); }
   void lost(uint32_t server, const Status& status);
+  // Who knows where objects are, where there is a scheduler; it is asked instead of the first server.
+  using Catalogue = std::function<Status(wire::Op op, const std::string& body, int64_t deadline_ns,
+                                         std::vector<std::string>* answers)>;
+  Catalogue take_catalogue(Catalogue next) {  // returns the one before
+    std::lock_guard lock(catalogue_mutex_);
+    return std::exchange(catalogue_, std::move(next));
+  }
+  Catalogue catalogue() {
+    std::lock_guard lock(catalogue_mutex_);
+    return catalogue_;
+  }
   // Who puts fresh pages under memory that a server may still write when it is given up.
   using Renew = std::function<void(const std::vector<std::shared_ptr<const Segment>>&)>;
   void set_renew(Renew renew) { renew_ = std::move(renew); }
@@ -106,6 +119,9 @@ class Links : public std::enable_shared_from_this<Links> {
   const uint32_t rank_, world_size_;
   const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
   const bool shares_;
+  const uint64_t cluster_;
+  std::mutex catalogue_mutex_;
+  Catalogue catalogue_;
   std::atomic<bool> sharing_{false};
   Renew renew_;
   std::mutex giving_up_;  // one at a time

@@ -81,6 +81,9 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
 
 Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                             uint64_t incarnation, std::shared_ptr<Guest>* out, std::shared_ptr<Connection>* old) {
+  if (hello.cluster != cluster_.load(std::memory_order_relaxed)) {
+    return Status(Code::kAccessDenied, "hello: this server is of another cluster than the client, or of none");
+  }
   std::lock_guard lock(mutex_);
   const auto known = guests_.find(key);
   if (known == guests_.end() && hello.known == incarnation_) {

@@ -51,6 +51,9 @@ class Host {
   // Ends all connections and waits for their threads.
   Status close(int64_t deadline_ns);
 
+  // Which cluster this server belongs to: clients of another are refused. 0, until it is set: of none.
+  void set_cluster(uint64_t cluster) { cluster_.store(cluster, std::memory_order_relaxed); }
+
   uint64_t incarnation() const { return incarnation_; }
   uint32_t connections() const { return running_.load(std::memory_order_relaxed); }
   size_t guests();
@@ -91,6 +94,7 @@ class Host {
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;
   const uint64_t arena_bytes_max_;
+  std::atomic<uint64_t> cluster_{0};
   Server server_;
   Budget parked_{limits::kParkedBytesMax};
 

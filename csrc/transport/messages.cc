@@ -32,6 +32,7 @@ std::string encode(const Hello& h) {
   w.put_bytes(std::string(3, '\0'));
   w.put(h.index);
   w.put(h.known);
+  w.put(h.cluster);
   w.put(static_cast<uint16_t>(h.servers.size()));
   w.put(static_cast<uint16_t>(h.app.size()));
   w.put_bytes(h.app);
@@ -50,6 +51,7 @@ Status decode(const std::string& body, Hello* h) {
   r.get_bytes(3);
   h->index = r.get<uint32_t>();
   h->known = r.get<uint64_t>();
+  h->cluster = r.get<uint64_t>();
   const size_t servers = r.get<uint16_t>(), app = r.get<uint16_t>();
   h->app = wire::printable(r.get_bytes(app));
   if (!r.ok() || servers == 0 || servers > limits::kServersMax || h->index >= servers || h->lane >= limits::kLanes ||

@@ -152,7 +152,7 @@ class RawClient:
 
     def hello(self, *, servers: list[str] | None = None, app: str = "raw", index: int = 0) -> None:
         names = servers or [self.address]
-        body = struct.pack("<IIB3xIQHH", 0, 1, 0, index, 0, len(names), len(app)) + app.encode()
+        body = struct.pack("<IIB3xIQQHH", 0, 1, 0, index, 0, 0, len(names), len(app)) + app.encode()
         for name in names:
             body += struct.pack("<H", len(name)) + name.encode()
         (answer,) = self.ask(HELLO, [Part(items=body)])

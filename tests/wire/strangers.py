@@ -51,7 +51,7 @@ def door(
     host, opened, addresses = host or FakeHost(), threading.Event(), []
     end, hold = os.pipe()
 
-    def ready(bound: list[Address]) -> None:
+    def ready(bound: list[Address], stop: object) -> None:
         addresses.extend(bound)
         opened.set()
 

@@ -95,7 +95,7 @@ def test_s2_turns_red_when_everything_counts_as_loopback(monkeypatch: pytest.Mon
 def test_s2_a_server_beyond_loopback_without_a_token_says_what_to_do_and_closes():
     host = FakeHost()
     with pytest.raises(InvalidArgument, match=r"tcp://0\.0\.0\.0:0: beyond loopback a token .* --token-file"):
-        serve([LOCAL, Address.parse("0.0.0.0:0")], None, host, lambda _: pytest.fail("it listens"))
+        serve([LOCAL, Address.parse("0.0.0.0:0")], None, host, lambda *_: pytest.fail("it listens"))
     assert host.closed == [5.0]
 
 
@@ -458,7 +458,7 @@ def test_a_host_that_does_not_close_in_time_does_not_keep_the_process():
 
     host, (end, hold) = Stuck(), os.pipe()
     os.close(hold)
-    serve([LOCAL], None, host, lambda _: None, end)
+    serve([LOCAL], None, host, lambda *_: None, end)
     os.close(end)
     assert host.closed == [5.0]
 

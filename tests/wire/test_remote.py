@@ -479,8 +479,8 @@ WRONG_OPTIONS: dict[str, dict[str, Any]] = {
     "failure_timeout must be above 0 seconds": {"servers": [ADDRESS], "failure_timeout": float("nan")},
     "timeout must be at least 0": {"servers": [ADDRESS], "timeout": -1},
     "threads and memory_bytes_max are settings of `windlass server`": {"servers": [ADDRESS], "threads": 1},
-    "go with servers": {"app": "mine"},
-    "checksums and transport go with servers": {"checksums": True},
+    "go with an address or servers": {"app": "mine"},
+    "checksums and transport go with an address or servers": {"checksums": True},
 }
 
 

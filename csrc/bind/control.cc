@@ -1,0 +1,93 @@
+// What the control plane needs of the core: heartbeats, and what a spec says.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/bind.h"
+#include "transport/heartbeat.h"
+#include "transport/messages.h"
+
+namespace windlass::bind {
+namespace {
+
+std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
+nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+ObjectSpec read_spec(const nb::bytes& bytes) {
+  const std::string text = text_of(bytes);
+  wire::Reader reader(text);
+  ObjectSpec spec;
+  raise_if_error(decode(&reader, &spec));
+  if (!reader.at_end()) throw StatusError{Status(Code::kProtocolError, "spec: bytes behind its end")};
+  return spec;
+}
+
+// What each shard takes, weights and rule state; a table's take nothing yet.
+std::vector<uint64_t> shard_bytes(const ObjectSpec& spec) {
+  uint32_t shards = 0;
+  raise_if_error(spec.shards(&shards));
+  std::vector<uint64_t> bytes(shards);
+  if (spec.is_table) return bytes;
+  const TensorSpec& tensor = spec.tensor;
+  const Cut cut = Cut::of(tensor.elements(), tensor.row(), size_of(tensor.dtype));
+  const Layout& layout = layout_of(tensor.rule.kind);
+  for (uint32_t i = 0; i < shards; ++i) {
+    const uint64_t elements = cut.end_of(i) - cut.first_of(i);
+    bytes[i] = elements * (size_of(tensor.dtype) + layout.vectors * sizeof(float)) +
+               elements / std::max<uint64_t>(cut.row, 1) * layout.row_scalars * sizeof(float);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void bind_control(nb::module_& m) {
+  m.def(
+      "read_spec",
+      [](const nb::bytes& bytes) {
+        const ObjectSpec spec = read_spec(bytes);
+        return std::make_tuple(spec.name, spec.is_table, spec.describe(), shard_bytes(spec));
+      },
+      nb::arg("spec"), "(app/name, whether it is a table, a description, bytes per shard)");
+  m.def(
+      "same_spec", [](const nb::bytes& a, const nb::bytes& b) { return read_spec(a) == read_spec(b); }, nb::arg("a"),
+      nb::arg("b"), "Whether an object of the one spec can be opened with the other.");
+  m.def(
+      "write_map",
+      [](uint32_t object, const std::vector<std::tuple<uint32_t, uint32_t, uint32_t>>& runs) {
+        Map map;
+        map.object = object;
+        for (const auto& [first, server, term] : runs) map.runs.push_back({first, server, term});
+        wire::Writer writer;
+        encode(map, &writer);
+        return bytes_of(writer.take());
+      },
+      nb::arg("object"), nb::arg("runs"), "The bytes of a map; runs are (first shard, server, term).");
+  m.def(
+      "read_map",
+      [](const nb::bytes& bytes) {
+        const std::string text = text_of(bytes);
+        wire::Reader reader(text);
+        Map map;
+        raise_if_error(decode(&reader, &map));
+        std::vector<std::tuple<uint32_t, uint32_t, uint32_t>> runs;
+        for (const Map::Owned& run : map.runs) runs.emplace_back(run.first, run.server, run.term);
+        return std::make_pair(map.object, runs);
+      },
+      nb::arg("bytes"), "The object and the runs of a map, which other bytes may follow.");
+  nb::class_<Heartbeat>(m, "Heartbeat", "Writes the same bytes every period, from a thread without the GIL.")
+      .def(
+          "__init__",
+          [](Heartbeat* self, int fd, const nb::bytes& beat, double seconds) {
+            new (self) Heartbeat(fd, text_of(beat), static_cast<int64_t>(seconds * 1e9));
+          },
+          nb::arg("fd"), nb::arg("beat"), nb::arg("seconds"))
+      .def(
+          "wait", [](const Heartbeat& beat, double timeout) { return beat.wait(deadline_in(timeout)); },
+          nb::arg("timeout"), nb::call_guard<nb::gil_scoped_release>(),
+          "Until the connection is broken or stopped; False when time is up first.")
+      .def("stop", &Heartbeat::stop);
+}
+
+}  // namespace windlass::bind

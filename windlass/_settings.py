@@ -1,0 +1,227 @@
+"""Settings: flag over environment (WINDLASS_*) over TOML file over default, and where each came from.
+
+A name that is not known is an error with a suggestion: a setting that is mistyped must not be silently another.
+"""
+
+import dataclasses
+import difflib
+import os
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from windlass._errors import InvalidArgument
+
+Kind = Literal["text", "count", "bytes", "seconds", "flag", "path"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting. Its flag is --the-name, its variable WINDLASS_THE_NAME, its key in a file the_name."""
+
+    kind: Kind
+    default: Any
+    help: str
+    least: float = 0
+    choices: tuple[str, ...] = ()
+
+
+SETTINGS: dict[str, Setting] = {
+    "address": Setting("text", None, "Where the scheduler is: tcp://HOST:PORT."),
+    "role": Setting(
+        "text", "worker", "What connect() makes of the process.", choices=("worker", "server", "scheduler")
+    ),
+    "app": Setting("text", "default", "The group of workers that trains together."),
+    "servers": Setting("count", 1, "How many servers are expected.", least=1),
+    "workers": Setting("count", 1, "How many workers `windlass run` starts.", least=1),
+    "transport": Setting(
+        "text",
+        "auto",
+        "Whether memory is shared with servers on the same host.",
+        choices=("auto", "arena", "socket"),
+    ),
+    "number": Setting("count", None, "The number that a server wants to have. Default: the first that is free."),
+    "listen": Setting("text", "tcp://127.0.0.1:0", "What to bind: tcp://HOST:PORT, port 0 for a free one."),
+    "advertise": Setting("text", None, "What others are told to connect to, where that is not what is bound."),
+    "address_file": Setting("path", None, "A file to write the real address to, once others can connect."),
+    "token_file": Setting("path", None, "The file with the token that lets a process in."),
+    "failure_timeout": Setting("seconds", 10.0, "Silence after which a member is dead.", least=0.1),
+    "start_timeout": Setting("seconds", 60.0, "How long to wait until all have come.", least=0.1),
+    "linger": Setting("flag", False, "Stay when all workers have left."),
+    "threads": Setting("count", None, "Threads of a server that work. Default: the cores.", least=1),
+    "memory_bytes_max": Setting("bytes", None, "What tensors and tables may take on a server. Default: no limit."),
+    "arena_bytes_max": Setting("bytes", None, "What a client on the same host may share. Default: the memory."),
+    "log_dir": Setting("path", None, "A folder for one log file per process."),
+    "tls_cert": Setting("path", None, "The scheduler's certificate, PEM: its control port then speaks TLS."),
+    "tls_key": Setting("path", None, "The key to it."),
+    "tls_ca": Setting(
+        "path", None, "The certificate that members trust; the control port is then expected to speak TLS."
+    ),
+}
+#: Variables that are not settings of this kind.
+OTHER_VARIABLES = {
+    "WINDLASS_TOKEN",
+    "WINDLASS_CONFIG",
+    "WINDLASS_CLUSTER",
+    "WINDLASS_LISTEN_FD",
+    "WINDLASS_RUN_DIR",
+    "WINDLASS_ISA",
+    "WINDLASS_BREAK",
+    "WINDLASS_STOP",
+    "WINDLASS_CACHE",
+}
+_SUFFIXES = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Values by name, and where each came from."""
+
+    values: dict[str, Any]
+    sources: dict[str, str]
+    quotas: dict[str, int]  #: memory_bytes_max by app
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def describe(self) -> dict[str, object]:
+        """For ``windlass status``."""
+        return {
+            name: {"value": str(value) if isinstance(value, pathlib.Path) else value, "from": self.sources[name]}
+            for name, value in self.values.items()
+        }
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    config: pathlib.Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """All settings. flags: those that are not None count."""
+    environ = os.environ if environ is None else environ
+    check_environment(environ)
+    if config is None and environ.get("WINDLASS_CONFIG"):
+        config = pathlib.Path(environ["WINDLASS_CONFIG"])
+    filed, quotas = _read_file(config) if config is not None else ({}, {})
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, setting in SETTINGS.items():
+        variable = f"WINDLASS_{name.upper()}"
+        if flags is not None and flags.get(name) is not None:
+            values[name], sources[name] = flags[name], "flag"
+            values[name] = _checked(f"--{name.replace('_', '-')}", setting, flags[name])
+        elif environ.get(variable):
+            values[name], sources[name] = _checked(variable, setting, environ[variable]), f"environment, {variable}"
+        elif name in filed:
+            values[name], sources[name] = _checked(f"{config}: {name}", setting, filed[name]), f"file, {config}"
+        else:
+            values[name], sources[name] = setting.default, "default"
+    return Settings(values, sources, quotas)
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raises on a variable that looks like a setting and is none."""
+    known = {f"WINDLASS_{name.upper()}" for name in SETTINGS} | OTHER_VARIABLES
+    for variable in environ:
+        if variable.startswith("WINDLASS_") and variable not in known:
+            raise InvalidArgument(
+                f"environment variable {variable}: there is no such setting{_suggest(variable, known)}"
+            )
+
+
+def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
+    try:
+        text = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidArgument(f"settings file {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"settings file {path}: {error}") from error
+    quotas: dict[str, int] = {}
+    for app, table in (text.pop("apps", None) or {}).items():
+        for key, value in table.items() if isinstance(table, dict) else [("", table)]:
+            if key != "memory_bytes_max":
+                hint = _suggest(key, ["memory_bytes_max"])
+                raise InvalidArgument(f"settings file {path}: apps.{app}.{key}: there is no such setting{hint}")
+            quotas[app] = _checked(f"{path}: apps.{app}.memory_bytes_max", SETTINGS["memory_bytes_max"], value)
+    for key in text:
+        if key not in SETTINGS:
+            raise InvalidArgument(f"settings file {path}: {key}: there is no such setting{_suggest(key, SETTINGS)}")
+    return text, quotas
+
+
+def _suggest(name: str, known: Any) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _checked(where: str, setting: Setting, value: Any) -> Any:
+    """The value in its own type. Raises InvalidArgument."""
+    try:
+        match setting.kind:
+            case "flag":
+                read: Any = _flag(value)
+            case "count":
+                read = int(value) if not isinstance(value, (bool, float)) else _wrong()
+            case "bytes":
+                read = _bytes(value)
+            case "seconds":
+                read = float(value) if not isinstance(value, bool) else _wrong()
+            case "path":
+                return pathlib.Path(value)
+            case _:
+                read = value if isinstance(value, str) else _wrong()
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{where}: expected {_EXPECTED[setting.kind]}, not {value!r}") from None
+    if setting.choices and read not in setting.choices:
+        raise InvalidArgument(f"{where}: expected one of {', '.join(setting.choices)}, not {value!r}")
+    if setting.kind in ("count", "bytes", "seconds") and not read >= setting.least:
+        raise InvalidArgument(f"{where}: expected at least {setting.least:g}, not {value!r}")
+    return read
+
+
+_EXPECTED = {
+    "flag": "true or false",
+    "count": "a whole number",
+    "bytes": "a number of bytes, such as 1000000, 8G or 8Gi",
+    "seconds": "a number of seconds",
+    "path": "a path",
+    "text": "a text",
+}
+
+
+def _wrong() -> Any:
+    raise ValueError
+
+
+def _flag(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("1", "true", "yes", "0", "false", "no"):
+        raise ValueError
+    return text in ("1", "true", "yes")
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, bool):
+        raise ValueError
+    if isinstance(value, int):
+        return value
+    text = str(value).strip().lower().removesuffix("b")
+    digits = text.rstrip("kmgti")
+    return int(float(digits) * _SUFFIXES[text[len(digits) :]]) if text[len(digits) :] in _SUFFIXES else _wrong()

@@ -1,0 +1,129 @@
+"""What the scheduler tells people and tools about the cluster."""
+
+import time
+from typing import Any
+
+from windlass.control.state import State
+
+
+def status_of(
+    state: State, heard_seconds: dict[int, float], settings: dict[str, object], started_at: float
+) -> dict[str, Any]:
+    """What ``/api/v1/status`` answers. heard_seconds: since each member was last heard of."""
+    terms = state.terms
+    shards: dict[int, int] = {}
+    for object_ in state.objects.values():
+        for server in object_.owners:
+            shards[server] = shards.get(server, 0) + 1
+    members = []
+    for number, member in state.members.items():
+        join, report = member.join, member.report
+        one: dict[str, Any] = {
+            "role": join.role,
+            "index": member.index,
+            "incarnation": f"{number:016x}",
+            "host": join.host,
+            "pid": join.pid,
+            "heard_seconds": round(heard_seconds.get(number, 0.0), 3),
+        }
+        if join.role == "server":
+            one |= {
+                "address": join.addresses[0],
+                "shards": shards.get(member.index, 0),
+                "placed_bytes": state.load_bytes.get(member.index, 0),
+                "memory_bytes": report.memory_bytes,
+                "sessions": report.sessions,
+                "requests": report.requests,
+                "bytes_in": report.bytes_in,
+                "bytes_out": report.bytes_out,
+            }
+        if join.role in ("worker", "reader"):
+            one |= {"app": join.app, "clock": report.clock}
+        members.append(one)
+    return {
+        "cluster": f"{terms.cluster:016x}",
+        "seconds": round(time.time() - started_at, 3),
+        "servers_expected": terms.servers,
+        "missing": state.missing(),
+        "servers_lost": {str(index): why for index, why in state.lost.items()},
+        "members": sorted(members, key=lambda one: (one["role"], one.get("app", ""), one["index"])),
+        "apps": [
+            {
+                "name": app.name,
+                "world_size": app.world_size,
+                "workers": len(app.workers),
+                "readers": len(app.readers),
+                "view": app.view,
+                "started": app.started,
+                "quota_bytes": terms.quotas.get(app.name),
+            }
+            for app in state.apps.values()
+        ],
+        "objects": [
+            {
+                "name": object_.name,
+                "kind": "table" if object_.is_table else "tensor",
+                "description": object_.description,
+                "shards": len(object_.owners),
+                "bytes": sum(object_.shard_bytes),
+                "servers": sorted(set(object_.owners)),
+            }
+            for object_ in state.objects.values()
+        ],
+        "moves": len(state.moves),
+        "timeouts": {
+            "failure_timeout": terms.failure_timeout,
+            "heartbeat": terms.beat_seconds,
+            "connection_grace": 0.25,
+            "start_timeout": terms.start_timeout,
+            "missing_every": terms.missing_seconds,
+        },
+        "settings": settings,
+    }
+
+
+def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
+    """What ``/metrics`` answers, in Prometheus' words."""
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+
+    def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"windlass_{name}", text, labels, registry=registry)
+
+    counts = gauge("members", "Members that are there.", ("role",))
+    for role in ("server", "worker", "reader"):
+        counts.labels(role).set(sum(1 for x in state.members.values() if x.join.role == role))
+    gauge("servers_expected", "Servers that the cluster was started for.").set(state.terms.servers)
+    gauge("servers_lost", "Servers that went while there was work.").set(len(state.lost))
+    gauge("objects", "Tensors and tables.").set(len(state.objects))
+    gauge("moves", "Shards on their way.").set(len(state.moves))
+    views = gauge("view", "The number of the app's view.", ("app",))
+    workers = gauge("app_workers", "Workers of the app that are there.", ("app",))
+    for app in state.apps.values():
+        views.labels(app.name).set(app.view)
+        workers.labels(app.name).set(len(app.workers))
+    placed = gauge("server_placed_bytes", "What shards of tensors take.", ("server",))
+    memory = gauge("server_memory_bytes", "What tensors and tables take.", ("server",))
+    traffic = {
+        field: gauge(f"server_{field}", text, ("server",))
+        for field, text in (
+            ("requests", "Requests since its start."),
+            ("bytes_in", "Bytes received since its start."),
+            ("bytes_out", "Bytes sent since its start."),
+        )
+    }
+    for index, number in state.servers.items():
+        report = state.members[number].report
+        placed.labels(str(index)).set(state.load_bytes[index])
+        memory.labels(str(index)).set(report.memory_bytes)
+        for field, of in traffic.items():
+            of.labels(str(index)).set(getattr(report, field))
+    clock = gauge("worker_clock", "Iterations that the worker has closed.", ("app", "rank"))
+    heard = gauge("heard_seconds", "Since the member was last heard of.", ("role", "app", "index"))
+    for number, member in state.members.items():
+        join = member.join
+        if join.role == "worker":
+            clock.labels(join.app, str(member.index)).set(member.report.clock)
+        heard.labels(join.role, join.app, str(member.index)).set(heard_seconds.get(number, 0.0))
+    return bytes(generate_latest(registry))

@@ -1,0 +1,101 @@
+"""What happens to the scheduler, and what it does about it."""
+
+import dataclasses
+
+from windlass.control import messages as m
+
+# -- what goes in ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Came:
+    """Somebody who knows the token has said who it is."""
+
+    connection: int
+    join: m.Join
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A message of a member that has joined."""
+
+    member: int
+    message: m.Message
+
+
+@dataclasses.dataclass(frozen=True)
+class Died:
+    """A member that is declared dead."""
+
+    member: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Fired:
+    """A timer that was asked for."""
+
+    timer: str
+
+
+Event = Came | Said | Died | Fired
+
+# -- what comes out --------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Admit:
+    """The connection is this member's from now on."""
+
+    connection: int
+    member: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Refuse:
+    """The connection gets this message and ends."""
+
+    connection: int
+    message: m.Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Tell:
+    """A message to a member."""
+
+    member: int
+    message: m.Message
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """The member's connections end, once it has been told what it was to be told."""
+
+    member: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timer:
+    """Fired(name) in so many seconds, instead of any earlier one of that name. None: not at all."""
+
+    name: str
+    seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """A line for the operator."""
+
+    level: str  #: info, warning or error
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """The scheduler is done."""
+
+    failed: bool
+    why: str
+
+
+Action = Admit | Refuse | Tell | Cut | Timer | Log | End

@@ -1,0 +1,339 @@
+"""A member's side of the control plane: one thread that listens to the scheduler, one that sees to the heartbeat.
+
+When the scheduler is away, pushes and pulls go on, which do not pass through it; the member says so once, and comes
+back under its incarnation as soon as it can. Questions wait for that, within their timeout.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from windlass import _core, _errors
+from windlass._address import Address, why
+from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
+from windlass.control import messages as m
+from windlass.control.auth import check_confirm, make_answer
+from windlass.control.websocket import WebSocket, frame
+
+_ATTEMPT_SECONDS = 2.0
+_PAUSE_SECONDS = (0.02, 0.5)  # between attempts: the first, and the most it grows to
+_CLOSE_SECONDS = 2.0
+_REPORT_SECONDS = 1.0
+_log = logging.getLogger("windlass")
+
+
+def error_of(name: str, text: str) -> WindlassError:
+    """The exception that the scheduler means."""
+    kind = getattr(_errors, name, WindlassError)
+    return kind(text) if isinstance(kind, type) and issubclass(kind, WindlassError) else WindlassError(text)
+
+
+def connect(address: Address, path: str, token: bytes, deadline: float, tls: ssl.SSLContext | None) -> WebSocket:
+    """A connection both of whose ends have proved that they know the token."""
+    ws = WebSocket.open(address, path, deadline, tls)
+    try:
+        challenge = ws.receive(deadline)
+        answer = make_answer(token, challenge)
+        ws.send(answer)
+        try:
+            confirm = ws.receive(deadline)
+        except ConnectionError as error:
+            raise AccessDenied(f"the scheduler at {address} refused us: it has another token, or none") from error
+        if not check_confirm(token, challenge, answer, confirm):
+            raise AccessDenied(f"the scheduler at {address} does not know the token")
+        return ws
+    except TimeoutError as error:
+        ws.close(politely=False)
+        ws.end()
+        raise Timeout(f"connect to the scheduler at {address}: no answer within the time allowed") from error
+    except OSError as error:
+        ws.close(politely=False)
+        ws.end()
+        if isinstance(error, WindlassError):
+            raise
+        raise ServerLost(f"connect to the scheduler at {address}: {why(error)}") from error
+
+
+class Member:
+    """One process's membership. `heard` is called with every message that is no answer, from the listening thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        token: bytes,
+        join: m.Join,
+        heard: Callable[[m.Message], None],
+        tls: ssl.SSLContext | None = None,
+        *,
+        beats: bool = True,
+    ) -> None:
+        self._beats = beats
+        self.address = address
+        self.join = join
+        self.welcome = m.Welcome(0, 0, 10.0, 1.0)
+        self._token = token
+        self._heard = heard
+        self.report: Callable[[], m.Message | None] = lambda: None  # what is told every second or so
+        self._tls = tls
+        self._lock = threading.Condition()  # of what follows
+        self._ws: WebSocket | None = None
+        self._answers: dict[int, m.Answer | None] = {}
+        self._next = 1
+        self._ended: WindlassError | None = None
+        self._closed = threading.Event()
+        self._process = os.getpid()
+        self._beat: _core.Heartbeat | None = None
+        self._leaving = False
+        self._reported: m.Message | None = None
+        self._threads: list[threading.Thread] = []
+        _members.add(self)
+
+    @property
+    def ended(self) -> WindlassError | None:
+        """What the scheduler ended the membership with."""
+        return self._ended
+
+    @property
+    def away(self) -> bool:
+        """Whether the scheduler cannot be reached at the moment."""
+        return self._ws is None
+
+    def start(self, deadline: float) -> m.Welcome:
+        """Joins, trying for as long as the deadline allows. Raises what the scheduler refuses with."""
+        pause = _PAUSE_SECONDS[0]
+        while True:
+            try:
+                self._attach(self._greet(deadline))
+                break
+            except ServerLost:
+                if time.monotonic() + pause >= deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS[1])
+        tasks = [("windlass-control", self._listen), ("windlass-beat", self._see_to_heartbeat)]
+        for name, target in tasks if self._beats else tasks[:1]:
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        return self.welcome
+
+    def _greet(self, deadline: float) -> WebSocket:
+        ws = connect(self.address, "/control", self._token, deadline, self._tls)
+        try:
+            ws.send(m.encode(self.join))
+            match first := m.read_scheduler(ws.receive(deadline)):
+                case m.Welcome():
+                    self.welcome = first
+                    return ws
+                case m.Refused(error, text):
+                    raise error_of(error, f"the scheduler at {self.address} refused: {text}")
+                case _:
+                    raise ProtocolError(f"the scheduler at {self.address}: expected a welcome, saw {first!r}")
+        except m.Malformed as error:
+            raise ProtocolError(f"the scheduler at {self.address}: {error}") from error
+        except TimeoutError as error:
+            ws.close(politely=False)
+            ws.end()
+            if isinstance(error, WindlassError):
+                raise
+            raise Timeout(f"join the scheduler at {self.address}: no answer within the time allowed") from error
+        except BaseException as error:
+            ws.close(politely=False)
+            ws.end()
+            if isinstance(error, OSError) and not isinstance(error, WindlassError):
+                raise ServerLost(f"join the scheduler at {self.address}: {why(error)}") from error
+            raise
+
+    def _attach(self, ws: WebSocket) -> None:
+        with self._lock:
+            self._ws = ws
+            self._lock.notify_all()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            ws = self._ws
+            if ws is None:
+                self._come_back()
+                continue
+            try:
+                self._take(m.read_scheduler(ws.receive()))
+            except (OSError, m.Malformed) as error:
+                with self._lock:
+                    self._ws = None
+                ws.close(politely=False)
+                ws.end()
+                if self._leaving:
+                    return
+                if not self._closed.is_set():
+                    _log.warning(
+                        "the scheduler at %s is away (%s); pushes and pulls go on", self.address, str(error) or "closed"
+                    )
+
+    def _come_back(self) -> None:
+        pause = _PAUSE_SECONDS[0]
+        while not self._closed.wait(pause):
+            try:
+                ws = self._greet(time.monotonic() + _ATTEMPT_SECONDS)
+            except (ServerLost, Timeout):
+                pause = min(2 * pause, _PAUSE_SECONDS[1])
+                continue
+            except WindlassError as error:  # somebody else's scheduler, or we were given up
+                _log.error("%s", error)
+                self._end(error)
+                return
+            _log.warning("the scheduler at %s is back", self.address)
+            self._attach(ws)
+            return
+
+    def _take(self, message: m.Message) -> None:
+        match message:
+            case m.Answer(number):
+                with self._lock:
+                    if number in self._answers:
+                        self._answers[number] = message
+                        self._lock.notify_all()
+            case m.Shutdown():
+                self._leaving = True
+                self._heard(message)
+            case m.Refused(error, text):
+                self._end(error_of(error, f"the scheduler at {self.address}: {text}"))
+                self._heard(message)
+            case _:
+                self._heard(message)
+
+    def _end(self, error: WindlassError) -> None:
+        with self._lock:
+            self._ended = error
+            self._lock.notify_all()
+        self._closed.set()
+        if self._beat is not None:
+            self._beat.stop()
+
+    def tell(self, message: m.Message) -> bool:
+        """Says something that needs no answer; False when the scheduler is away."""
+        ws = self._ws
+        if ws is None:
+            return False
+        try:
+            ws.send(m.encode(message))
+            return True
+        except OSError:
+            return False
+
+    def ask(self, make: Callable[[int], m.Question], what: str, timeout: float) -> m.Answer:
+        """Asks, again where the scheduler was away meanwhile. Raises Timeout, or what the scheduler refuses with."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._answers[number] = None
+        question, asked = make(number), None
+        try:
+            with self._lock:
+                while (answer := self._answers[number]) is None:
+                    if self._ended is not None:
+                        raise self._ended
+                    if self._closed.is_set():
+                        raise Closed(f"{what}: the cluster has been closed")
+                    if self._ws is not None and self._ws is not asked:
+                        asked = self._ws
+                        with contextlib.suppress(OSError):  # the listening thread notices
+                            asked.send(m.encode(question))
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        away = "which is away" if self._ws is None else "which does not answer"
+                        raise Timeout(f"{what}: waiting for the scheduler at {self.address}, {away}")
+                    self._lock.wait(min(left, 1.0))
+        finally:
+            with self._lock:
+                del self._answers[number]
+        if answer.error:
+            raise error_of(answer.error, answer.why)
+        return answer
+
+    def _see_to_heartbeat(self) -> None:
+        """A connection that is broken is made again at once: the scheduler waits for a quarter of a second."""
+        pause = _PAUSE_SECONDS[0]
+        while not self._closed.is_set():
+            try:
+                ws = connect(self.address, "/heartbeat", self._token, time.monotonic() + _ATTEMPT_SECONDS, self._tls)
+                ws.send(self.join.incarnation.to_bytes(8, "little"))
+            except (WindlassError, OSError):
+                self._closed.wait(pause)
+                pause = min(2 * pause, _PAUSE_SECONDS[1])
+                continue
+            pause = _PAUSE_SECONDS[0]
+            if self._tls is not None:
+                self._beat_in_python(ws)
+                continue
+            beat = _core.Heartbeat(ws.detach(), frame(b"\0"), self.welcome.beat_seconds)
+            self._beat = beat
+            while not self._closed.is_set() and not beat.wait(_REPORT_SECONDS):
+                self._tell_report()
+            beat.stop()
+            del beat
+
+    def _beat_in_python(self, ws: WebSocket) -> None:
+        """What is encrypted only Python can write: here a GIL that is held for long does look like a death."""
+        with contextlib.suppress(OSError):
+            while not self._closed.wait(self.welcome.beat_seconds):
+                ws.send(b"\0")
+                self._tell_report()
+        ws.close(politely=False)
+        ws.end()
+
+    def _tell_report(self) -> None:
+        if (report := self.report()) is not None and report != self._reported:
+            self._reported = report
+            self.tell(report)
+
+    def close(self, *, failed: bool = False, why_: str = "") -> None:
+        """Leaves. Idempotent; in the child of a fork it does nothing."""
+        if self._process != os.getpid() or self._closed.is_set():
+            return
+        self._leaving = True
+        self.tell(m.Leave(failed, why_))
+        self._closed.set()
+        with self._lock:
+            self._lock.notify_all()
+            ws = self._ws
+        if ws is not None:
+            ws.close()
+        if self._beat is not None:
+            self._beat.stop()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._beat = None
+
+
+_members: "weakref.WeakSet[Member]" = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """In the child of a fork: the connections are the parent's."""
+    for member in list(_members):
+        if (ws := member._ws) is not None:
+            member._ws = None
+            ws.end()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def new_incarnation() -> int:
+    """A random number that is not 0."""
+    return secrets.randbelow(2**64 - 1) + 1
+
+
+def here() -> dict[str, Any]:
+    """What every join says of its process."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}

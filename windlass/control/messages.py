@@ -1,0 +1,266 @@
+"""What members and the scheduler say to each other: msgpack in the binary messages of a WebSocket.
+
+    member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, ...
+    scheduler -> member   Welcome or Refused, View, Waiting, Gone, ShardMoved, MoveShard, Quota, Shutdown, and Answers
+
+Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+VERSION = 1
+MESSAGE_BYTES_MAX = 64 << 20  # a map of 100,000 shards is 2 MB
+TEXT_CHARS_MAX = 1024
+SPEC_BYTES_MAX = 4096
+
+U32 = Annotated[int, Meta(ge=0, lt=2**32)]
+U64 = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Run = tuple[U32, U32, U32]  # first shard, server, term
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=False, tag_field="is", tag=True):
+    """The root of every message; its class is its tag."""
+
+
+# -- what members say ------------------------------------------------------------------------------------------------
+
+
+class Join(Message, frozen=True):
+    """The first message of every connection. The same incarnation again: a connection that was re-made."""
+
+    role: Name
+    incarnation: U64
+    app: Annotated[str, Meta(max_length=256)] = ""  #: of workers and readers
+    rank: U32 | None = None  #: the rank of a worker, the number of a server; None: the scheduler chooses
+    world_size: U32 = 1
+    cluster: U64 = 0  #: the cluster it belongs to; 0: any
+    addresses: Annotated[list[Text], Meta(max_length=8)] = []  #: of servers, for clients; the first counts
+    host: Text = ""
+    pid: U32 = 0
+    version: U32 = VERSION
+    memory_bytes_max: U64 | None = None  #: of servers
+
+
+class Leave(Message, frozen=True):
+    """A member that is done; nobody waits for it any more."""
+
+    failed: bool = False
+    why: Text = ""
+
+
+class ObjectReport(Message, frozen=True):
+    """What a server holds of an object."""
+
+    object: U32
+    bytes: U64
+    rows: U64 = 0
+
+
+class Report(Message, frozen=True):
+    """What a member measures, every now and then."""
+
+    clock: U64 = 0  #: of workers
+    memory_bytes: U64 = 0
+    sessions: U64 = 0  #: of servers, as are those below
+    requests: U64 = 0
+    bytes_in: U64 = 0
+    bytes_out: U64 = 0
+    objects: Annotated[list[ObjectReport], Meta(max_length=1 << 20)] = []
+
+
+class Question(Message, frozen=True):
+    """A message that is answered under its number."""
+
+    number: U64
+
+
+class Open(Question, frozen=True):
+    """Creates or opens an object. The answer is its map."""
+
+    spec: Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX)]
+
+
+class Forget(Question, frozen=True):
+    """An object that could not be made everywhere: its name is free again."""
+
+    spec: Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX)]
+    object: U32
+
+
+class List(Question, frozen=True):
+    """All objects of all apps."""
+
+
+class Move(Question, frozen=True):
+    """Moves a shard to another server; answered when it is there."""
+
+    name: Text  #: app/name
+    shard: U32
+    server: U32
+
+
+class Moved(Message, frozen=True):
+    """A server's word on a MoveShard: `error` is empty when the shard has moved."""
+
+    move: U64
+    error: Text = ""
+
+
+class Stop(Question, frozen=True):
+    """Ends the cluster."""
+
+    why: Text = ""
+
+
+# -- what the scheduler says -----------------------------------------------------------------------------------------
+
+
+class Peer(Message, frozen=True):
+    """A member, as others see it."""
+
+    index: U32  #: the number of a server, the rank of a worker
+    incarnation: U64
+    address: str = ""  #: of a server
+
+
+class Welcome(Message, frozen=True):
+    """The answer to a Join."""
+
+    cluster: U64
+    index: U32  #: the number of a server, the rank of a worker
+    failure_timeout: float
+    beat_seconds: float
+
+
+class Refused(Message, frozen=True):
+    """The last message of a connection."""
+
+    error: str  #: the name of a class in windlass._errors
+    why: str
+
+
+class Waiting(Message, frozen=True):
+    """Who has not come yet."""
+
+    missing: list[str]
+
+
+class View(Message, frozen=True):
+    """Who trains together, from now on. The first one is what connect() waits for."""
+
+    app: Name
+    number: U64
+    world_size: U32
+    workers: list[Peer]
+    servers: list[Peer]
+
+
+class Gone(Message, frozen=True):
+    """A server that is no more."""
+
+    index: U32
+    why: str
+
+
+class MoveShard(Message, frozen=True):
+    """An order to the server that has the shard."""
+
+    move: U64
+    object: U32
+    shard: U32
+    server: U32
+    address: str
+    term: U32
+
+
+class ShardMoved(Message, frozen=True):
+    """A shard that has a new owner."""
+
+    object: U32
+    shard: U32
+    server: U32
+    term: U32
+
+
+class Quota(Message, frozen=True):
+    """What the objects of an app may take on this server."""
+
+    app: Name
+    bytes: U64
+
+
+class Shutdown(Message, frozen=True):
+    """The cluster ends."""
+
+    why: str
+
+
+class Placed(Message, frozen=True):
+    """Where an object is."""
+
+    object: U32
+    spec: bytes
+    runs: list[Run]
+
+
+class Answer(Message, frozen=True):
+    """To a question: an error's name and message, or what was asked for."""
+
+    number: U64
+    error: str = ""
+    why: str = ""
+    placed: list[Placed] = []
+
+
+FromMember = Join | Leave | Report | Open | Forget | List | Move | Moved | Stop
+FromScheduler = Welcome | Refused | Waiting | View | Gone | MoveShard | ShardMoved | Quota | Shutdown | Answer
+
+#: Which roles may say what, once they have joined.
+MAY_SAY: dict[str, tuple[type, ...]] = {
+    "server": (Leave, Report, Moved),
+    "worker": (Leave, Report, Open, Forget, List),
+    "reader": (Leave, Report, Open, List),
+    "operator": (Leave, List, Move, Stop),
+}
+ROLES = tuple(MAY_SAY)
+
+
+T = TypeVar("T")
+
+
+class Malformed(Exception):
+    """Bytes that are no message. The text says what was expected."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(FromMember)
+_from_scheduler: msgspec.msgpack.Decoder[FromScheduler] = msgspec.msgpack.Decoder(FromScheduler)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    return _encoder.encode(message)
+
+
+def read_member(data: bytes) -> FromMember:
+    """What a member said. Raises Malformed."""
+    return _read(_from_member, data)
+
+
+def read_scheduler(data: bytes) -> FromScheduler:
+    """What the scheduler said. Raises Malformed."""
+    return _read(_from_scheduler, data)
+
+
+def _read(decoder: "msgspec.msgpack.Decoder[T]", data: bytes) -> T:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise Malformed(f"a message of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are read")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError, OverflowError) as error:
+        raise Malformed(f"no message of version {VERSION}: {error}") from error

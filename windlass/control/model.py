@@ -1,0 +1,115 @@
+"""What the scheduler keeps: members, apps, objects."""
+
+import dataclasses
+
+from windlass.control import messages as m
+from windlass.control.placement import runs_of
+
+FIRST_TERM = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What the cluster was started with."""
+
+    cluster: int  #: a random number: members of another cluster are refused
+    servers: int = 1  #: how many are expected
+    failure_timeout: float = 10.0
+    start_timeout: float = 60.0
+    missing_seconds: float = 5.0  #: how often it is said who is missing
+    linger: bool = False  #: stay when all workers have left
+    quotas: dict[str, int] = dataclasses.field(default_factory=dict)  #: bytes, by app
+
+    @property
+    def beat_seconds(self) -> float:
+        """The period of a heartbeat."""
+        return self.failure_timeout / 10
+
+
+@dataclasses.dataclass
+class Member:
+    """Who is there."""
+
+    join: m.Join
+    index: int  #: the number of a server, the rank of a worker
+    report: m.Report = dataclasses.field(default_factory=m.Report)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        join = self.join
+        who = {
+            "server": f"server {self.index}",
+            "worker": f"worker {self.index} of app {join.app!r}",
+            "reader": f"reader of app {join.app!r}",
+        }.get(join.role, join.role)
+        return f"{who} (process {join.pid} on {join.host})" if join.pid else who
+
+    def peer(self) -> m.Peer:
+        """As others see it."""
+        return m.Peer(self.index, self.join.incarnation, self.join.addresses[0] if self.join.addresses else "")
+
+
+@dataclasses.dataclass
+class App:
+    """A group of workers that trains together."""
+
+    name: str
+    world_size: int
+    workers: dict[int, int] = dataclasses.field(default_factory=dict)  #: incarnations by rank
+    readers: dict[int, None] = dataclasses.field(default_factory=dict)  #: incarnations
+    view: int = 0
+    started: bool = False
+    ranks_up_to: int = 0  #: below it none is free
+
+    def free_rank(self) -> int:
+        """The lowest, or world_size."""
+        while self.ranks_up_to in self.workers:
+            self.ranks_up_to += 1
+        return self.ranks_up_to
+
+
+@dataclasses.dataclass
+class Object:
+    """A tensor or a table, and who has its shards."""
+
+    number: int
+    name: str  #: app/name
+    spec: bytes
+    description: str
+    is_table: bool
+    shard_bytes: list[int]
+    owners: list[int]
+    terms: list[int]
+
+    @property
+    def app(self) -> str:
+        """Whose it is."""
+        return self.name.partition("/")[0]
+
+    def placed(self) -> m.Placed:
+        """Where it is."""
+        return m.Placed(self.number, self.spec, runs_of(self.owners, self.terms))
+
+
+@dataclasses.dataclass
+class Moving:
+    """A shard on its way."""
+
+    object: int
+    shard: int
+    source: int
+    target: int
+    term: int
+    asker: int
+    question: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What the bytes of a spec say."""
+
+    name: str
+    is_table: bool
+    description: str
+    shard_bytes: list[int]

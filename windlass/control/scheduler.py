@@ -1,0 +1,354 @@
+"""The scheduler process: a thin shell around the state machine.
+
+    /control        a member's WebSocket: challenge, answer, confirm, Join, then messages both ways
+    /heartbeat      its second one, on which only its beats arrive
+    /api/v1/status  what `windlass status` shows, as JSON; /metrics for Prometheus: with a Bearer value
+    /healthz        "ok", for anybody
+
+The shell knows sockets and time, and decides one thing: who is dead. That is a member whose heartbeat is broken and not
+made again within a quarter of a second, or has been silent for failure_timeout.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+
+from aiohttp import WSMsgType, web
+
+from windlass import _core
+from windlass._address import Address, bound_to
+from windlass._address import listen as listen_on
+from windlass._serve import told_by_end_of, told_by_signal
+from windlass.control import messages as m
+from windlass.control.api import metrics_text, status_of
+from windlass.control.auth import ANSWER_BYTES, check_answer, check_bearer, make_challenge, make_confirm
+from windlass.control.door import STRANGER_SECONDS, Door
+from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.model import Spec, Terms
+from windlass.control.state import State
+
+GRACE_SECONDS = 0.25  # in which a broken heartbeat can be made again
+QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
+_BACKLOG = 1024
+_GOODBYE_SECONDS = 2.0
+_log = logging.getLogger("windlass.scheduler")
+
+
+def read_spec(data: bytes) -> Spec:
+    """What the core makes of the bytes of a spec."""
+    return Spec(*_core.read_spec(data))
+
+
+class _Line:
+    """What goes out to one member; a task of its own sends it."""
+
+    def __init__(self, ws: web.WebSocketResponse) -> None:
+        self.ws = ws
+        self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MESSAGES_MAX)
+        self.task = asyncio.get_running_loop().create_task(self._send())
+
+    def put(self, data: bytes | None) -> bool:
+        try:
+            self.queue.put_nowait(data)
+            return True
+        except asyncio.QueueFull:
+            return False
+
+    async def _send(self) -> None:
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            while (data := await self.queue.get()) is not None:
+                await self.ws.send_bytes(data)
+        await self.ws.close()
+
+
+class _Pulse:
+    """The heartbeat of one member."""
+
+    def __init__(self, now: float) -> None:
+        self.last = now
+        self.connections = 0
+
+
+class Scheduler:
+    """See the head of this file. Lives in one event loop."""
+
+    def __init__(self, terms: Terms, token: bytes | None, settings: dict[str, object] | None = None) -> None:
+        self.state = State(terms, read_spec, _core.same_spec)
+        self.settings = settings or {}
+        self.started_at = time.time()
+        self.ended = asyncio.Event()
+        self.end = End(False, "")
+        self._token = token or b""
+        self._needs_bearer = token is not None
+        self._lines: dict[int, _Line] = {}  # by connection
+        self._line_of: dict[int, _Line] = {}  # by member
+        self._pulses: dict[int, _Pulse] = {}  # by member
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._next_connection = 1
+        self._door: Door | None = None
+        self._encoded: tuple[m.Message, bytes] | None = None  # the last one: views go to many
+
+    # -- the state machine -------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Handles an event and does what follows from it."""
+        self._do(self.state.handle(event))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Admit(connection, member):
+                    line = self._lines[connection]
+                    if (old := self._line_of.get(member)) is not None and old is not line:
+                        old.put(None)
+                    self._line_of[member] = line
+                    if self.state.members[member].join.role != "operator":
+                        self._pulses.setdefault(member, _Pulse(self._now()))
+                case Refuse(connection, message):
+                    if (refused := self._lines.get(connection)) is not None:
+                        refused.put(m.encode(message))
+                        refused.put(None)
+                case Tell(member, message):
+                    self._tell(member, message)
+                case Cut(member):
+                    self._pulses.pop(member, None)
+                    if (gone := self._line_of.pop(member, None)) is not None and not gone.put(None):
+                        gone.task.cancel()
+                case Timer(name, seconds):
+                    self._set_timer(name, seconds)
+                case Log(level, text):
+                    getattr(_log, level)("%s", text)
+                case End():
+                    self.end = action
+                    self.ended.set()
+
+    def _tell(self, member: int, message: m.Message) -> None:
+        line = self._line_of.get(member)
+        if line is None:
+            return  # away; it catches up when it comes back
+        if self._encoded is None or self._encoded[0] is not message:
+            self._encoded = (message, m.encode(message))
+        if not line.put(self._encoded[1]):
+            line.task.cancel()  # it does not read: it may come back and catch up
+            self._line_of.pop(member, None)
+
+    def _set_timer(self, name: str, seconds: float | None) -> None:
+        if (old := self._timers.pop(name, None)) is not None:
+            old.cancel()
+        if seconds is not None:
+            self._timers[name] = asyncio.get_running_loop().call_later(seconds, self.feed, Fired(name))
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    # -- who is alive ------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Declares dead who is silent for too long."""
+        timeout = self.state.terms.failure_timeout
+        period = min(timeout / 20, 1.0)
+        last = self._now()
+        while True:
+            await asyncio.sleep(period)
+            now = self._now()
+            if now - last > period + timeout / 4:  # it was us who slept: everybody gets the time to be heard again
+                for pulse in self._pulses.values():
+                    pulse.last = now
+            last = now
+            for member in [n for n, pulse in self._pulses.items() if now - pulse.last > timeout]:
+                self.feed(Died(member, f"no heartbeat for {timeout:g} s"))
+
+    def _check_grace(self, member: int) -> None:
+        pulse = self._pulses.get(member)
+        if pulse is not None and pulse.connections == 0:
+            self.feed(Died(member, f"its connection broke and was not made again within {GRACE_SECONDS:g} s"))
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def application(self) -> web.Application:
+        """The routes."""
+        app = web.Application()
+        app.router.add_get("/control", self._control)
+        app.router.add_get("/heartbeat", self._heartbeat)
+        app.router.add_get("/api/v1/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        return app
+
+    async def _meet(self, request: web.Request) -> web.WebSocketResponse | None:
+        """A WebSocket whose other end knows the token, or None."""
+        ws = web.WebSocketResponse(max_msg_size=m.MESSAGE_BYTES_MAX, compress=False, timeout=1.0)
+        await ws.prepare(request)
+        challenge = make_challenge()
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError, TypeError):
+            await ws.send_bytes(challenge)
+            answer = await ws.receive_bytes(timeout=STRANGER_SECONDS)
+            if len(answer) == ANSWER_BYTES and check_answer(self._token, challenge, answer):
+                await ws.send_bytes(make_confirm(self._token, challenge, answer))
+                if self._door is not None and request.protocol is not None:
+                    self._door.let_in(request.protocol)
+                return ws
+            _log.info("refused %s: it does not know the token", request.remote)
+        await ws.close()
+        return None
+
+    async def _control(self, request: web.Request) -> web.StreamResponse:
+        ws = await self._meet(request)
+        if ws is None:
+            return web.WebSocketResponse()
+        connection, self._next_connection = self._next_connection, self._next_connection + 1
+        line = self._lines[connection] = _Line(ws)
+        member: int | None = None
+        try:
+            join = m.read_member(await ws.receive_bytes(timeout=STRANGER_SECONDS))
+            if not isinstance(join, m.Join):
+                raise m.Malformed(f"expected a join, saw {type(join).__name__}")
+            self.feed(Came(connection, join))
+            if self._line_of.get(join.incarnation) is not line:
+                await asyncio.wait({line.task}, timeout=_GOODBYE_SECONDS)
+                return ws
+            member = join.incarnation
+            async for message in ws:
+                if message.type != WSMsgType.BINARY:
+                    raise m.Malformed(f"expected a binary message, saw {message.type!r}")
+                self.feed(Said(member, m.read_member(message.data)))
+        except m.Malformed as error:
+            _log.warning("%s broke the rules: %s", request.remote, error)
+            line.put(m.encode(m.Refused("ProtocolError", str(error))))
+            line.put(None)
+            await asyncio.wait({line.task}, timeout=_GOODBYE_SECONDS)
+        except (ConnectionError, TimeoutError, TypeError):
+            pass
+        finally:
+            self._lines.pop(connection, None)
+            line.task.cancel()
+            if member is not None and self._line_of.get(member) is line:
+                del self._line_of[member]
+                there = self.state.members.get(member)
+                if there is not None and there.join.role == "operator":
+                    self.feed(Said(member, m.Leave()))
+        return ws
+
+    async def _heartbeat(self, request: web.Request) -> web.StreamResponse:
+        ws = await self._meet(request)
+        if ws is None:
+            return web.WebSocketResponse()
+        pulse: _Pulse | None = None
+        member = 0
+        try:
+            first = await ws.receive_bytes(timeout=STRANGER_SECONDS)
+            member = int.from_bytes(first, "little")
+            pulse = self._pulses.get(member)
+            if pulse is None or len(first) != 8:
+                return ws
+            pulse.connections += 1
+            pulse.last = self._now()
+            async for _ in ws:
+                pulse.last = self._now()
+        except (ConnectionError, TimeoutError, TypeError):
+            pass
+        finally:
+            if pulse is not None and member in self._pulses:
+                pulse.connections -= 1
+                if pulse.connections == 0:
+                    asyncio.get_running_loop().call_later(GRACE_SECONDS, self._check_grace, member)
+        return ws
+
+    # -- for people and tools ----------------------------------------------------------------------------------------
+
+    def _let_in(self, request: web.Request) -> None:
+        if self._needs_bearer and not check_bearer(self._token, request.headers.get("Authorization", "")):
+            raise web.HTTPUnauthorized(headers={"WWW-Authenticate": "Bearer"}, text="expected the Bearer value\n")
+
+    def _ages(self) -> dict[int, float]:
+        """Seconds since each member was last heard of."""
+        now = self._now()
+        return {member: now - pulse.last for member, pulse in self._pulses.items()}
+
+    async def _status(self, request: web.Request) -> web.StreamResponse:
+        self._let_in(request)
+        return web.json_response(status_of(self.state, self._ages(), self.settings, self.started_at))
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        self._let_in(request)
+        return web.Response(body=metrics_text(self.state, self._ages()), content_type="text/plain")
+
+    async def _healthz(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    async def serve(self, sock: socket.socket, tls: ssl.SSLContext | None, ready: Callable[[], None]) -> End:
+        """Until the cluster ends."""
+        loop = asyncio.get_running_loop()
+        runner = web.AppRunner(
+            self.application(), access_log=None, keepalive_timeout=2.0, shutdown_timeout=0.5, handle_signals=False
+        )
+        await runner.setup()
+        assert runner.server is not None
+        self._door = Door(runner.server)
+        server = await loop.create_server(self._door, sock=sock, ssl=tls)
+        watch = loop.create_task(self.watch())
+        try:
+            ready()
+            self._do(self.state.begin())
+            await self.ended.wait()
+            await self._say_goodbye()
+            return self.end
+        finally:
+            watch.cancel()
+            for timer in self._timers.values():
+                timer.cancel()
+            server.close()
+            await runner.cleanup()
+
+    async def _say_goodbye(self) -> None:
+        """Everybody gets the last message, and some time to read it and leave."""
+        lines = list(self._lines.values())
+        for line in lines:
+            line.put(None)
+        if lines:
+            await asyncio.wait({line.task for line in lines}, timeout=_GOODBYE_SECONDS)
+
+    def stop(self, why: str) -> None:
+        """Ends the cluster from within."""
+        self._do(self.state.stop(why))
+
+
+def run(
+    terms: Terms,
+    listen: Address,
+    token: bytes | None,
+    ready: Callable[[Address], None],
+    *,
+    tls: ssl.SSLContext | None = None,
+    settings: dict[str, object] | None = None,
+    listen_fd: int | None = None,
+    until_eof: int | None = None,
+) -> End:
+    """Runs a scheduler until its cluster ends, SIGINT, SIGTERM, or the end of the file `until_eof`.
+
+    ready: called with the address, port filled in. listen_fd: a socket that listens already, instead of `listen`.
+    """
+
+    async def main() -> End:
+        sock = listen_on(listen, _BACKLOG) if listen_fd is None else socket.socket(fileno=listen_fd)
+        stop = asyncio.Event()
+        try:
+            scheduler = Scheduler(terms, token, settings)
+            with told_by_signal(stop), told_by_end_of(until_eof, stop):
+                told = asyncio.create_task(stop.wait())
+                told.add_done_callback(lambda task: scheduler.stop("the scheduler was told to end"))
+                try:
+                    return await scheduler.serve(sock, tls, lambda: ready(bound_to(sock)))
+                finally:
+                    told.cancel()
+        finally:
+            sock.close()
+
+    return asyncio.run(main())

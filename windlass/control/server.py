@@ -1,0 +1,70 @@
+"""A server as a member of a cluster."""
+
+import logging
+import threading
+import time
+
+from windlass import _core
+from windlass._address import Address
+from windlass._errors import WindlassError
+from windlass._scheduled import client_tls
+from windlass._serve import Stop
+from windlass._settings import Settings
+from windlass.control import messages as m
+from windlass.control.member import Member, here, new_incarnation
+
+_log = logging.getLogger("windlass")
+
+
+class ServerMember:
+    """Joins, says what the server holds, and does what the scheduler orders."""
+
+    def __init__(
+        self, scheduler: Address, token: bytes, told: list[Address], host: _core.Host, settings: Settings, stop: Stop
+    ) -> None:
+        self._host = host
+        self._stop = stop
+        self._settings = settings
+        join = m.Join(
+            "server",
+            new_incarnation(),
+            rank=settings.number,
+            addresses=[str(address) for address in told],
+            memory_bytes_max=settings.memory_bytes_max,
+            **here(),
+        )
+        self._member = Member(scheduler, token, join, self._heard, client_tls(settings.tls_ca))
+        self._member.report = self._report
+
+    def start(self) -> None:
+        """Joins in the background: the server can be reached meanwhile, and lets nobody in who is of no cluster."""
+        self._host.set_cluster(2**64 - 1)  # nobody's, until the scheduler says whose
+        threading.Thread(target=self._join, name="windlass-join", daemon=True).start()
+
+    def _join(self) -> None:
+        try:
+            welcome = self._member.start(time.monotonic() + self._settings.start_timeout)
+        except WindlassError as error:
+            _log.error("server: %s", error)
+            self._stop(1)
+            return
+        self._host.set_cluster(welcome.cluster)
+        _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
+
+    def _heard(self, message: m.Message) -> None:
+        match message:
+            case m.Shutdown(why):
+                _log.info("server: the cluster ends: %s", why)
+                self._stop(0)
+            case m.Refused(_, why):
+                _log.error("server: the scheduler refused us: %s", why)
+                self._stop(1)
+            case m.MoveShard(move):
+                self._member.tell(m.Moved(move, "this server cannot move shards yet"))
+
+    def _report(self) -> m.Report:
+        return m.Report(memory_bytes=self._host.memory_bytes, sessions=self._host.sessions)
+
+    def close(self) -> None:
+        """Leaves."""
+        self._member.close()

@@ -1,0 +1,505 @@
+"""The scheduler's brain: events in, actions out. No time, no I/O, no randomness: the same events give the same actions.
+
+    Came, Said, Died, Fired  ->  State.handle()  ->  Admit, Refuse, Tell, Cut, Timer, Log, End
+
+A member is known by its incarnation, a random number it chose when its process began. A connection that breaks and is
+made again is the same member; one that was declared dead stays dead, whatever comes later under its number.
+
+An app starts when the expected servers and all of its workers are there: then its first view goes out. From then on
+every change of who trains together is a view with the next number.
+"""
+
+from collections.abc import Callable, Iterable
+
+from windlass.control import messages as m
+from windlass.control.events import (
+    Action,
+    Admit,
+    Came,
+    Cut,
+    Died,
+    End,
+    Event,
+    Fired,
+    Log,
+    Refuse,
+    Said,
+    Tell,
+    Timer,
+)
+from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec, Terms
+from windlass.control.placement import place
+
+OBJECTS_MAX = 1 << 16
+MISSING_NAMED_MAX = 16  # ranks that a message lists before it only counts
+
+
+class Wrong(Exception):
+    """What is refused: the name of an error, and why."""
+
+    def __init__(self, error: str, why: str) -> None:
+        super().__init__(why)
+        self.error = error
+
+
+class State:
+    """See the head of this file. `read_spec` and `same_spec` are pure functions of the core."""
+
+    def __init__(
+        self, terms: Terms, read_spec: Callable[[bytes], Spec], same_spec: Callable[[bytes, bytes], bool]
+    ) -> None:
+        self.terms = terms
+        self.members: dict[int, Member] = {}  # by incarnation
+        self.dead: dict[int, str] = {}  # why, by incarnation
+        self.servers: dict[int, int] = {}  # incarnations, by number
+        self.lost: dict[int, str] = {}  # servers that went while there was work: why
+        self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
+        self.apps: dict[str, App] = {}
+        self.objects: dict[int, Object] = {}
+        self.by_name: dict[str, int] = {}
+        self.load_bytes: dict[int, int] = {}  # placed, by server
+        self.moves: dict[int, Moving] = {}
+        self.ever_started = False
+        self.ended = False
+        self._read_spec = read_spec
+        self._same_spec = same_spec
+        self._next_object = 1
+        self._next_move = 1
+        self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
+        self._out: list[Action] = []
+
+    def begin(self) -> list[Action]:
+        """Before the first event."""
+        expected = f"{self.terms.servers} server{'s' if self.terms.servers != 1 else ''}"
+        self._log("info", f"expecting {expected}, and as many workers as they say they are")
+        self._out.append(Timer("missing", self.terms.missing_seconds))
+        return self._take()
+
+    def handle(self, event: Event) -> list[Action]:
+        """What follows from an event."""
+        if self.ended:
+            return []
+        match event:
+            case Came(connection, join):
+                try:
+                    self._join(connection, join)
+                except Wrong as wrong:
+                    self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong))))
+                    self._log("warning", f"refused a {join.role} (process {join.pid} on {join.host}): {wrong}")
+            case Said(number, message) if number in self.members:
+                self._said(self.members[number], message)
+            case Died(number, why) if number in self.members:
+                member = self.members[number]
+                self._log("info" if member.join.role == "operator" else "error", f"{member.name} is gone: {why}")
+                self.dead[number] = why
+                self._remove(member, why)
+            case Fired("missing"):
+                self._say_who_is_missing()
+            case Fired(timer) if timer.startswith("start:"):
+                self._give_up_start(timer.removeprefix("start:"))
+        return self._take()
+
+    def stop(self, why: str) -> list[Action]:
+        """Ends the cluster."""
+        if not self.ended:
+            self._end(failed=False, why=why)
+        return self._take()
+
+    def _take(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+    def _tell(self, members: Iterable[int], message: m.Message) -> None:
+        self._out.extend(Tell(member, message) for member in members)
+
+    def _log(self, level: str, text: str) -> None:
+        self._out.append(Log(level, text))
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def _join(self, connection: int, join: m.Join) -> None:
+        if join.version != m.VERSION:
+            raise Wrong("ProtocolError", f"expected version {m.VERSION} of the control protocol, saw {join.version}")
+        if join.role not in m.ROLES:
+            raise Wrong("InvalidArgument", f"role {join.role!r}: expected one of {', '.join(m.ROLES)}")
+        if join.cluster not in (0, self.terms.cluster):
+            raise Wrong(
+                "AccessDenied", f"this is cluster {self.terms.cluster:016x}, not {join.cluster:016x}, which was meant"
+            )
+        if join.incarnation in self.dead:
+            raise Wrong("Closed", f"this process was given up: {self.dead[join.incarnation]}")
+        if (known := self.members.get(join.incarnation)) is not None:
+            if (known.join.role, known.join.app, known.join.pid) != (join.role, join.app, join.pid):
+                raise Wrong("ProtocolError", "another member has this incarnation")
+            self._welcome(connection, known)
+            self._catch_up(known)
+            return
+        match join.role:
+            case "server":
+                self._server_came(connection, join)
+            case "worker":
+                self._worker_came(connection, join)
+            case "reader":
+                self._reader_came(connection, join)
+            case _:
+                self._welcome(connection, self._add(join, 0))
+
+    def _add(self, join: m.Join, index: int) -> Member:
+        member = self.members[join.incarnation] = Member(join, index)
+        return member
+
+    def _welcome(self, connection: int, member: Member) -> None:
+        terms, number = self.terms, member.join.incarnation
+        self._out.append(Admit(connection, number))
+        self._tell([number], m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds))
+
+    def _catch_up(self, member: Member) -> None:
+        """What somebody who was away may have missed."""
+        number = member.join.incarnation
+        if (app := self.apps.get(member.join.app)) is not None and app.started:
+            self._tell([number], self._view(app))
+        self._tell_lost(member)
+        for object_, shard in self._last_term:
+            if (there := self.objects.get(object_)) is not None:
+                moved = m.ShardMoved(object_, shard, there.owners[shard], there.terms[shard])
+                self._tell([number], moved)
+        for move, moving in self.moves.items():
+            if self.servers.get(moving.source) == number:
+                self._tell([number], self._order(move, moving))
+
+    def _server_came(self, connection: int, join: m.Join) -> None:
+        if not join.addresses:
+            raise Wrong("InvalidArgument", "a server must say at which address it listens")
+        expected = range(self.terms.servers)
+        wanted = expected if join.rank is None else [join.rank]
+        index = next((i for i in wanted if i in expected and i not in self.servers and i not in self.lost), None)
+        if index is None and join.rank is None:
+            raise Wrong("InvalidArgument", f"servers 0 to {expected[-1]} are all that is expected, and have come")
+        if index is None:
+            raise Wrong(
+                "InvalidArgument", f"there is a server {join.rank} already, or none of servers 0 to {expected[-1]}"
+            )
+        for other in self.servers.values():
+            if self.members[other].join.addresses[0] == join.addresses[0]:
+                raise Wrong("InvalidArgument", f"{self.members[other].name} listens on {join.addresses[0]} already")
+        member = self._add(join, index)
+        self.servers[index] = join.incarnation
+        self.load_bytes[index] = 0
+        self._welcome(connection, member)
+        for app, quota in self.terms.quotas.items():
+            self._tell([join.incarnation], m.Quota(app, quota))
+        self._log(
+            "info", f"{member.name} has come, at {join.addresses[0]}: {len(self.servers)} of {self.terms.servers}"
+        )
+        if self._servers_ready():
+            for app_ in self.apps.values():
+                self._start_if_complete(app_)
+                if app_.readers:
+                    self._tell(app_.readers, self._view(app_))
+
+    def _servers_ready(self) -> bool:
+        return len(self.servers) + len(self.lost) == self.terms.servers
+
+    def _worker_came(self, connection: int, join: m.Join) -> None:
+        app = self._app(join)
+        if not app.workers and not app.started:
+            app.world_size = join.world_size
+        if join.world_size != app.world_size:
+            raise Wrong(
+                "InvalidArgument", f"app {app.name!r} has {app.world_size} workers, not world_size={join.world_size}"
+            )
+        rank = join.rank
+        if rank is None:
+            rank = app.free_rank()
+        if rank >= app.world_size:
+            raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {app.world_size} (app {app.name!r})")
+        if rank in app.workers:
+            raise Wrong("InvalidArgument", f"rank {rank} is taken, by {self.members[app.workers[rank]].name}")
+        member = self._add(join, rank)
+        first = not app.workers
+        app.workers[rank] = join.incarnation
+        self._welcome(connection, member)
+        self._log("info", f"{member.name} has come: {len(app.workers)} of {app.world_size}")
+        if app.started:
+            self._next_view(app)
+            self._tell_lost(member)
+        else:
+            if first:
+                self._out.append(Timer(f"start:{app.name}", self.terms.start_timeout))
+            self._start_if_complete(app)
+
+    def _reader_came(self, connection: int, join: m.Join) -> None:
+        app = self._app(join)
+        member = self._add(join, 0)
+        app.readers[join.incarnation] = None
+        self._welcome(connection, member)
+        self._log("info", f"{member.name} has come")
+        if self._servers_ready():
+            self._tell([join.incarnation], self._view(app))
+            self._tell_lost(member)
+
+    def _tell_lost(self, member: Member) -> None:
+        for index, why in self.lost.items():
+            self._tell([member.join.incarnation], m.Gone(index, f"server {index}: {why}"))
+
+    def _app(self, join: m.Join) -> App:
+        if not join.app.isprintable() or "/" in join.app or not 1 <= len(join.app.encode()) <= 256:
+            raise Wrong(
+                "InvalidArgument", f"app must be 1 to 256 bytes of printable text without '/', not {join.app!r}"
+            )
+        if join.world_size < 1:
+            raise Wrong("InvalidArgument", f"world_size must be at least 1, not {join.world_size}")
+        return self.apps.setdefault(join.app, App(join.app, join.world_size))
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def _start_if_complete(self, app: App) -> None:
+        if app.started or len(app.workers) < app.world_size or not self._servers_ready():
+            return
+        app.started = self.ever_started = True
+        self._out.append(Timer(f"start:{app.name}", None))
+        servers, workers = len(self.servers), app.world_size
+        self._log("info", f"app {app.name!r} starts: {workers} worker(s) on {servers} server(s)")
+        self._next_view(app)
+
+    def _next_view(self, app: App) -> None:
+        app.view += 1
+        view = self._view(app)
+        self._tell(app.workers.values(), view)
+        self._tell(app.readers, view)
+        self._tell(self.servers.values(), view)
+
+    def _view(self, app: App) -> m.View:
+        workers = [self.members[app.workers[rank]].peer() for rank in sorted(app.workers)]
+        there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
+        return m.View(app.name, app.view, app.world_size, workers, [there[i] for i in sorted(there)])
+
+    def missing(self) -> list[str]:
+        """Who is expected and has not come."""
+        names = [f"server {i}" for i in range(self.terms.servers) if i not in self.servers and i not in self.lost]
+        for app in self.apps.values():
+            if app.started or not app.workers:
+                continue
+            ranks = [rank for rank in range(app.world_size) if rank not in app.workers]
+            names += [f"worker {rank} of app {app.name!r}" for rank in ranks[:MISSING_NAMED_MAX]]
+            if len(ranks) > MISSING_NAMED_MAX:
+                names.append(f"{len(ranks) - MISSING_NAMED_MAX} more workers of app {app.name!r}")
+        if not self.members and not self.ever_started:
+            names.append("any worker")
+        return names
+
+    def _waiting(self) -> list[int]:
+        """Those that have come and cannot begin."""
+        waiting = [n for app in self.apps.values() if not app.started for n in app.workers.values()]
+        if not self._servers_ready():
+            waiting += [n for app in self.apps.values() for n in app.readers]
+        return waiting
+
+    def _say_who_is_missing(self) -> None:
+        if missing := self.missing():
+            self._log("warning", f"still missing: {', '.join(missing)}")
+            self._tell(self._waiting(), m.Waiting(missing))
+        self._out.append(Timer("missing", self.terms.missing_seconds))
+
+    def _give_up_start(self, name: str) -> None:
+        app = self.apps.get(name)
+        if app is None or app.started:
+            return
+        why = f"not all had come within {self.terms.start_timeout:g} s; missing: {', '.join(self.missing())}"
+        self._log("error", f"app {name!r} cannot start: {why}")
+        for number in list(app.workers.values()):
+            self._tell([number], m.Refused("Timeout", why))
+            self._out.append(Cut(number))
+            self.dead[number] = why
+            del self.members[number]
+        app.workers.clear()
+        app.ranks_up_to = 0
+        if not self.ever_started:
+            self._end(failed=True, why=why)
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def _remove(self, member: Member, why: str) -> None:
+        number = member.join.incarnation
+        del self.members[number]
+        self._out.append(Cut(number))
+        match member.join.role:
+            case "server":
+                self._server_gone(member, why)
+            case "worker":
+                app = self.apps[member.join.app]
+                del app.workers[member.index]
+                app.ranks_up_to = min(app.ranks_up_to, member.index)
+                if app.started and app.workers:
+                    self._next_view(app)
+                elif app.started:
+                    app.started = False
+                    self._log("info", f"app {app.name!r} is done")
+                    self._tell(self.servers.values(), self._view(app))
+                    self._end_if_done()
+            case "reader":
+                del self.apps[member.join.app].readers[number]
+
+    def _server_gone(self, member: Member, why: str) -> None:
+        del self.servers[member.index]
+        self.load_bytes.pop(member.index)
+        if not self.ever_started:
+            return
+        self.lost[member.index] = why
+        self._lost_peers[member.index] = member.peer()
+        shards = sum(o.owners.count(member.index) for o in self.objects.values())
+        if shards:
+            self._log("error", f"{shards} shards were on server {member.index} and are lost")
+        clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
+        self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
+        for move, moving in list(self.moves.items()):
+            if member.index in (moving.source, moving.target):
+                self._move_over(move, f"server {member.index} is gone: {why}")
+
+    def _end_if_done(self) -> None:
+        if self.terms.linger or any(app.workers for app in self.apps.values()):
+            return
+        self._end(failed=bool(self.lost), why="all workers have left")
+
+    def _end(self, *, failed: bool, why: str) -> None:
+        self._log("info", f"the cluster ends: {why}")
+        self._tell(self.members, m.Shutdown(why))
+        self._out.append(End(failed, why))
+        self.ended = True
+
+    # -- what members say --------------------------------------------------------------------------------------------
+
+    def _said(self, member: Member, message: m.Message) -> None:
+        number = member.join.incarnation
+        if not isinstance(message, m.MAY_SAY[member.join.role]):
+            why = f"a {member.join.role} does not say {type(message).__name__}"
+            self._log("warning", f"{member.name} broke the rules: {why}")
+            self._tell([number], m.Refused("ProtocolError", why))
+            self.dead[number] = why
+            self._remove(member, why)
+            return
+        match message:
+            case m.Leave(failed, why):
+                self._log("warning" if failed else "info", f"{member.name} leaves{': ' + why if why else ''}")
+                self.dead[number] = why or "it left"
+                self._remove(member, why or "it left")
+            case m.Report():
+                member.report = message
+            case m.Moved(move, error):
+                if move in self.moves and self.servers.get(self.moves[move].source) == number:
+                    self._move_over(move, error)
+            case m.Question():
+                try:
+                    self._asked(number, message)
+                except Wrong as wrong:
+                    self._tell([number], m.Answer(message.number, wrong.error, str(wrong)))
+
+    def _asked(self, asker: int, question: m.Question) -> None:
+        match question:
+            case m.Open(number, spec):
+                self._tell([asker], m.Answer(number, placed=[self._open(spec).placed()]))
+            case m.Forget(number, spec, object_):
+                self._forget(spec, object_)
+                self._tell([asker], m.Answer(number))
+            case m.List(number):
+                self._tell([asker], m.Answer(number, placed=[o.placed() for o in self.objects.values()]))
+            case m.Move():
+                self._move(asker, question)
+            case m.Stop(number, why):
+                self._tell([asker], m.Answer(number))
+                self._end(failed=False, why=why or "an operator asked for it")
+
+    # -- objects -----------------------------------------------------------------------------------------------------
+
+    def _open(self, spec_bytes: bytes) -> Object:
+        try:
+            spec = self._read_spec(spec_bytes)
+        except Exception as error:
+            raise Wrong(type(error).__name__, str(error)) from error
+        own_name = spec.name.partition("/")[2]
+        if spec.name in self.by_name:
+            there = self.objects[self.by_name[spec.name]]
+            if not self._same_spec(there.spec, spec_bytes):
+                raise Wrong(
+                    "SpecMismatch",
+                    f"{own_name!r} exists with another spec\n  there: {there.description}\n  asked: {spec.description}",
+                )
+            return there
+        if self._next_object > OBJECTS_MAX:
+            raise Wrong("ResourceExhausted", f"{own_name!r}: at most {OBJECTS_MAX} objects")
+        if not self.servers:
+            raise Wrong("ServerLost", f"{own_name!r}: there is no server")
+        self._check_quota(spec)
+        owners = place(spec.shard_bytes, self.load_bytes)
+        terms = [FIRST_TERM] * len(owners)
+        made = Object(
+            self._next_object, spec.name, spec_bytes, spec.description, spec.is_table, spec.shard_bytes, owners, terms
+        )
+        self._next_object += 1
+        self.objects[made.number] = made
+        self.by_name[made.name] = made.number
+        for server, size in zip(owners, spec.shard_bytes, strict=True):
+            self.load_bytes[server] += size
+        return made
+
+    def _check_quota(self, spec: Spec) -> None:
+        app = spec.name.partition("/")[0]
+        quota = self.terms.quotas.get(app)
+        if quota is None:
+            return
+        taken = sum(sum(o.shard_bytes) for o in self.objects.values() if o.app == app)
+        if taken + sum(spec.shard_bytes) > quota:
+            raise Wrong(
+                "ResourceExhausted",
+                f"{spec.name!r} needs {sum(spec.shard_bytes)} bytes; app {app!r} has {taken} of its {quota} taken",
+            )
+
+    def _forget(self, spec: bytes, number: int) -> None:
+        there = self.objects.get(number)
+        if there is None or there.spec != spec:
+            return
+        del self.objects[number], self.by_name[there.name]
+        for server, size in zip(there.owners, there.shard_bytes, strict=True):
+            if server in self.load_bytes:
+                self.load_bytes[server] -= size
+
+    # -- moves -------------------------------------------------------------------------------------------------------
+
+    def _move(self, asker: int, question: m.Move) -> None:
+        what = f"move of shard {question.shard} of {question.name!r}"
+        if question.name not in self.by_name:
+            raise Wrong("NotFound", f"{what}: there is no such object")
+        there = self.objects[self.by_name[question.name]]
+        if question.shard >= len(there.owners):
+            raise Wrong("InvalidArgument", f"{what}: it has shards 0 to {len(there.owners) - 1}")
+        source = there.owners[question.shard]
+        for server in (source, question.server):
+            if server not in self.servers:
+                raise Wrong("ServerLost", f"{what}: there is no server {server}")
+        if source == question.server:
+            self._tell([asker], m.Answer(question.number))
+            return
+        if any((v.object, v.shard) == (there.number, question.shard) for v in self.moves.values()):
+            raise Wrong("InvalidArgument", f"{what}: it is on its way already")
+        at = (there.number, question.shard)
+        term = self._last_term[at] = max(self._last_term.get(at, 0), there.terms[question.shard]) + 1
+        move, self._next_move = self._next_move, self._next_move + 1
+        self.moves[move] = Moving(*at, source, question.server, term, asker, question.number)
+        self._tell([self.servers[source]], self._order(move, self.moves[move]))
+
+    def _order(self, move: int, v: Moving) -> m.MoveShard:
+        address = self.members[self.servers[v.target]].join.addresses[0]
+        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term)
+
+    def _move_over(self, move: int, error: str) -> None:
+        v = self.moves.pop(move)
+        there = self.objects.get(v.object)
+        if not error and there is not None:
+            there.owners[v.shard], there.terms[v.shard] = v.target, v.term
+            self.load_bytes[v.source] -= there.shard_bytes[v.shard]
+            self.load_bytes[v.target] += there.shard_bytes[v.shard]
+            others = [n for n, other in self.members.items() if other.join.role != "operator"]
+            self._tell(others, m.ShardMoved(v.object, v.shard, v.target, v.term))
+            self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
+        if v.asker in self.members:
+            self._tell([v.asker], m.Answer(v.question, "ServerLost" if error else "", error))

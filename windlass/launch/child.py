@@ -1,0 +1,135 @@
+"""A process that the launcher started: its output with a name in front, its end, and whatever it leaves behind."""
+
+import collections
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+TAIL_LINES = 20
+_LINE_BYTES_MAX = 1 << 16  # what has no end is cut here
+_PR_SET_PDEATHSIG = 1
+_QUIET = ("INFO ", "DEBUG ", "windlass server listening on", "windlass scheduler listening on")
+
+
+class Child:
+    """One process in a group of its own, so that what it forks can be ended with it."""
+
+    def __init__(
+        self,
+        role: str,
+        index: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        log_dir: pathlib.Path | None,
+        colour: str = "",
+        pass_fds: Sequence[int] = (),
+        dies_with_us: bool,
+    ) -> None:
+        self.role = role
+        self.index = index
+        self.name = role if role == "scheduler" else f"{role} {index}"
+        self.code: int | None = None
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._prefix = f"{colour}[{self.name}]\033[0m " if colour else f"[{self.name}] "
+        self._rest = b""
+        self._log: IO[bytes] | None = None
+        if log_dir is not None:
+            self._log = (log_dir / f"{self.name.replace(' ', '-')}.log").open("wb", buffering=0)
+        # Servers and the scheduler end with their stdin, which ends with us, however that comes about. A worker's stdin
+        # is its own business, so the kernel is asked to end it.
+        self.process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL if dies_with_us else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            pass_fds=pass_fds,
+            preexec_fn=_die_with(os.getpid()) if dies_with_us else None,
+        )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout
+        os.set_blocking(self.output.fileno(), False)
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def read(self, verbose: bool) -> bool:
+        """Passes on what it has printed. False at the end of its output."""
+        try:
+            data = os.read(self.output.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        if self._log is not None:
+            self._log.write(data)
+        self._rest += data
+        *lines, self._rest = self._rest.split(b"\n")
+        if len(self._rest) > _LINE_BYTES_MAX or (not data and self._rest):
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._show(line.decode(errors="replace").rstrip("\r"), verbose)
+        return bool(data)
+
+    def _show(self, line: str, verbose: bool) -> None:
+        self.tail.append(line)
+        if verbose or self.role == "worker" or not line.startswith(_QUIET):
+            print(f"{self._prefix}{line}", flush=True)
+
+    def reap(self) -> int:
+        """After its end: its exit code, and what it forked is ended."""
+        if self.code is None:
+            self.code = self.process.wait()
+            self.signal(signal.SIGKILL)
+        return self.code
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the process and all that it forked."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def close_stdin(self) -> None:
+        """The polite way to end a server or the scheduler."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def close(self) -> None:
+        """Closes files."""
+        self.close_stdin()
+        self.output.close()
+        os.close(self.pidfd)
+        if self._log is not None:
+            self._log.close()
+
+
+def describe(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child of a fork should do little
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+def colours() -> list[str]:
+    """For names, on a terminal."""
+    if not sys.stdout.isatty():
+        return [""]
+    return [f"\033[{n}m" for n in (36, 33, 35, 32, 34, 31)]

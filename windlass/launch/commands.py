@@ -1,0 +1,256 @@
+"""The commands that start clusters and look at them."""
+
+import functools
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from windlass._errors import InvalidArgument, WindlassError
+from windlass._settings import SETTINGS, Settings, load
+
+
+def _option(name: str, *flags: str, **more: Any) -> Any:
+    return typer.Option(*flags, help=SETTINGS[name].help, show_default=False, **more)
+
+
+Address = Annotated[str | None, _option("address")]
+AddressFile = Annotated[pathlib.Path | None, _option("address_file")]
+Advertise = Annotated[str | None, _option("advertise")]
+App = Annotated[str | None, _option("app")]
+ArenaBytesMax = Annotated[str | None, _option("arena_bytes_max")]
+Config = Annotated[
+    pathlib.Path | None, typer.Option(help="A TOML file with settings (default: WINDLASS_CONFIG).", show_default=False)
+]
+ExitWithStdin = Annotated[bool, typer.Option("--exit-with-stdin", help="Also end when stdin does.")]
+FailureTimeout = Annotated[str | None, _option("failure_timeout")]
+Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
+LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
+MemoryBytesMax = Annotated[str | None, _option("memory_bytes_max")]
+Servers = Annotated[str | None, _option("servers")]
+StartTimeout = Annotated[str | None, _option("start_timeout")]
+Threads = Annotated[str | None, _option("threads")]
+TlsCa = Annotated[pathlib.Path | None, _option("tls_ca")]
+TlsCert = Annotated[pathlib.Path | None, _option("tls_cert")]
+TlsKey = Annotated[pathlib.Path | None, _option("tls_key")]
+TokenFile = Annotated[pathlib.Path | None, _option("token_file")]
+Transport = Annotated[str | None, _option("transport")]
+Workers = Annotated[str | None, _option("workers")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+PassThrough = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _settings(config: pathlib.Path | None, **flags: Any) -> Settings:
+    return load(flags, config)
+
+
+def _plainly(function: Callable[..., None]) -> Callable[..., None]:
+    """Our errors are the user's to read, without a traceback."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except InvalidArgument as error:
+            raise typer.BadParameter(str(error)) from None
+        except WindlassError as error:
+            typer.echo(f"windlass: {error}", err=True)
+            raise typer.Exit(1) from None
+
+    return wrapped
+
+
+def server(
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(help="tcp://HOST:PORT (port 0: a free one), unix://@NAME, or unix (a new name). May be repeated."),
+    ] = None,
+    address: Address = None,
+    number: Annotated[str | None, _option("number")] = None,
+    advertise: Advertise = None,
+    address_file: AddressFile = None,
+    threads: Threads = None,
+    memory_bytes_max: MemoryBytesMax = None,
+    arena_bytes_max: ArenaBytesMax = None,
+    token_file: TokenFile = None,
+    start_timeout: StartTimeout = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    exit_with_stdin: ExitWithStdin = False,
+) -> None:
+    """Holds tensors and tables for clients, until Ctrl-C or SIGTERM, or until its cluster ends.
+
+    With --address it joins the cluster of that scheduler. Listens on loopback unless told otherwise.
+    """
+    from windlass.launch.roles import listen_address, run_server, set_up_log
+
+    settings = _settings(
+        config,
+        address=address,
+        number=number,
+        advertise=advertise,
+        address_file=address_file,
+        threads=threads,
+        memory_bytes_max=memory_bytes_max,
+        arena_bytes_max=arena_bytes_max,
+        token_file=token_file,
+        start_timeout=start_timeout,
+        tls_ca=tls_ca,
+    )
+    if exit_with_stdin and sys.stdin is None:
+        raise InvalidArgument("--exit-with-stdin: this process has no stdin")
+    addresses = [listen_address(text) for text in listen or [settings.listen]]
+    if settings.address is not None:
+        set_up_log()
+    raise typer.Exit(run_server(settings, addresses, sys.stdin.fileno() if exit_with_stdin else None))
+
+
+def scheduler(
+    servers: Servers = None,
+    listen: Annotated[str | None, _option("listen")] = None,
+    advertise: Advertise = None,
+    address_file: AddressFile = None,
+    token_file: TokenFile = None,
+    failure_timeout: FailureTimeout = None,
+    start_timeout: StartTimeout = None,
+    linger: Linger = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    config: Config = None,
+    exit_with_stdin: ExitWithStdin = False,
+) -> None:
+    """Knows who is there and where shards are. Ends when all workers have left, unless --linger."""
+    from windlass.launch.roles import run_scheduler, set_up_log
+
+    settings = _settings(
+        config,
+        servers=servers,
+        listen=listen,
+        advertise=advertise,
+        address_file=address_file,
+        token_file=token_file,
+        failure_timeout=failure_timeout,
+        start_timeout=start_timeout,
+        linger=linger,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+    )
+    set_up_log()
+    raise typer.Exit(run_scheduler(settings, None, sys.stdin.fileno() if exit_with_stdin else None))
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="The script, or another program, and its arguments.")],
+    servers: Servers = None,
+    workers: Workers = None,
+    transport: Transport = None,
+    app: App = None,
+    log_dir: LogDir = None,
+    failure_timeout: FailureTimeout = None,
+    start_timeout: StartTimeout = None,
+    threads: Threads = None,
+    memory_bytes_max: MemoryBytesMax = None,
+    arena_bytes_max: ArenaBytesMax = None,
+    config: Config = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what servers and scheduler have to say.")
+    ] = False,
+) -> None:
+    """Starts a scheduler, servers and workers on this machine, each worker running the script.
+
+    What follows the script is passed on to it as it is.
+    """
+    from windlass.launch.run import run as run_all
+
+    settings = _settings(
+        config,
+        servers=servers,
+        workers=workers,
+        transport=transport,
+        app=app,
+        log_dir=log_dir,
+        failure_timeout=failure_timeout,
+        start_timeout=start_timeout,
+        threads=threads,
+        memory_bytes_max=memory_bytes_max,
+        arena_bytes_max=arena_bytes_max,
+    )
+    raise typer.Exit(run_all(settings, [script, *context.args], dry_run=dry_run, verbose=verbose))
+
+
+def worker(
+    context: typer.Context,
+    command: Annotated[str, typer.Argument(help="The command, after --, and its arguments.")],
+    address: Address = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="This worker's number. Default: RANK.")] = None,
+    world_size: Annotated[int | None, typer.Option(min=1, help="How many there are. Default: WORLD_SIZE.")] = None,
+    app: App = None,
+    transport: Transport = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+) -> None:
+    """Runs a command as a worker of the cluster at --address, on this or another host."""
+    settings = _settings(config, address=address, app=app, transport=transport, token_file=token_file, tls_ca=tls_ca)
+    if settings.address is None:
+        raise InvalidArgument("windlass worker needs --address, of the scheduler (or WINDLASS_ADDRESS)")
+    environment = dict(os.environ)
+    for name in ("address", "app", "transport", "token_file", "tls_ca"):
+        if settings[name] is not None:
+            environment[f"WINDLASS_{name.upper()}"] = str(settings[name])
+    if token_file is not None:
+        environment.pop("WINDLASS_TOKEN", None)
+    for variable, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if value is not None:
+            environment[variable] = str(value)
+    try:
+        os.execvpe(command, [command, *context.args], environment)
+    except OSError as error:
+        raise InvalidArgument(f"windlass worker: {command}: {error.strerror}") from error
+
+
+def status(
+    address: Address = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who is there, where shards are, and what goes on. Without --address: of the `windlass run` on this machine."""
+    from windlass.observe.status import fetch, show
+
+    settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
+    text = fetch(settings)
+    typer.echo(text) if as_json else show(text)
+
+
+def move(
+    name: Annotated[str, typer.Argument(help="The tensor or table, as app/name.")],
+    shard: Annotated[int, typer.Argument(min=0)],
+    to: Annotated[int, typer.Argument(metavar="SERVER", min=0, help="The number of the server it goes to.")],
+    address: Address = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 60.0,
+) -> None:
+    """Moves a shard to another server while training goes on."""
+    from windlass.observe.operator import Operator
+
+    settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
+    with Operator(settings, timeout) as operator:
+        operator.move(name if "/" in name else f"default/{name}", shard, to, timeout)
+    typer.echo(f"shard {shard} of {name} is on server {to}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Makes them commands of `windlass`."""
+    app.command(context_settings=PassThrough)(_plainly(run))
+    for command in (server, scheduler, status, move):
+        app.command()(_plainly(command))
+    app.command(context_settings=PassThrough)(_plainly(worker))

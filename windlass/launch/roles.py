@@ -1,0 +1,170 @@
+"""A process that is a server or the scheduler, from the command line or because WINDLASS_ROLE says so."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import secrets
+import ssl
+import sys
+
+from windlass import _core
+from windlass._address import Address
+from windlass._errors import InvalidArgument, WindlassError
+from windlass._handshake import load_token
+from windlass._serve import Stop, check_reach, serve
+from windlass._settings import Settings, load
+from windlass.launch import rundir
+
+_log = logging.getLogger("windlass")
+
+
+def run_role(role: str) -> int:
+    """For a script that calls connect() in every role. The exit code."""
+    settings = load()
+    set_up_log()
+    try:
+        if role == "server":
+            return run_server(settings, [listen_address(settings.listen)])
+        return run_scheduler(settings)
+    except WindlassError as error:
+        print(f"windlass {role}: {error}", file=sys.stderr)
+        return 1
+
+
+def set_up_log(level: int = logging.INFO) -> None:
+    """Lines on stderr, each with its level in front."""
+    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
+
+
+def listen_address(text: str) -> Address:
+    """What --listen says; ``unix`` alone is a new name."""
+    if text in ("unix", "unix:", "unix://"):
+        return Address("unix", name=f"windlass-{secrets.token_hex(8)}")
+    return Address.parse(text)
+
+
+def advertised(bound: Address, advertise: str | None, what: str) -> Address:
+    """What others are told: what was bound, unless that is every interface or the user says otherwise."""
+    if advertise is not None:
+        host, colon, port = advertise.removeprefix("tcp://").rpartition(":")
+        if not colon or not port.isdecimal():  # a host alone has the port that was bound
+            return Address.parse(f"tcp://{advertise.removeprefix('tcp://')}:{bound.port}")
+        return Address.parse(f"tcp://{host}:{port}")
+    if bound.kind == "tcp" and bound.host in ("0.0.0.0", "::"):
+        raise InvalidArgument(
+            f"{what} listens on every interface, {bound}: say with --advertise at which address others reach it"
+        )
+    return bound
+
+
+def announce(role: str, addresses: list[Address], file: pathlib.Path | None) -> None:
+    """Says where it listens: a line for each on stdout, and the first in a file."""
+    for address in addresses:
+        print(f"windlass {role} listening on {address}", flush=True)
+    if file is not None:
+        beside = file.with_name(file.name + f".{os.getpid()}")
+        try:
+            beside.write_text(f"{addresses[0]}\n")
+            beside.replace(file)  # whoever waits for the file reads all of it
+        except OSError as error:
+            raise InvalidArgument(f"address file {file}: {error.strerror or error}") from error
+
+
+def run_server(settings: Settings, listen: list[Address], until_eof: int | None = None) -> int:
+    """Serves until it is told to end; as a member of a cluster where there is a scheduler's address. The exit code."""
+    if complaint := _core.isa_complaint():
+        raise InvalidArgument(complaint)
+    token = load_token(settings.token_file)
+    check_reach(listen, token)  # before the host takes threads
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    host = _core.Host(
+        settings.threads or _core.cores(),
+        2**64 - 1 if settings.memory_bytes_max is None else settings.memory_bytes_max,
+        memory if settings.arena_bytes_max is None else settings.arena_bytes_max,
+    )
+    scheduler = None if settings.address is None else Address.parse(settings.address)
+    with contextlib.ExitStack() as stack:
+
+        def ready(bound: list[Address], stop: Stop) -> None:
+            told = [advertised(address, settings.advertise, "the server") for address in bound]
+            if scheduler is not None:
+                from windlass.control.server import ServerMember
+
+                member = ServerMember(scheduler, token or b"", told, host, settings, stop)
+                stack.callback(member.close)
+                member.start()
+            announce("server", told, settings.address_file)
+
+        return serve(listen, token, host, ready, until_eof)
+
+
+def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: int | None = None) -> int:
+    """Runs the scheduler until its cluster ends. The exit code."""
+    from windlass.control.model import Terms
+    from windlass.control.scheduler import run
+
+    listen = Address.parse(settings.listen)
+    if listen.kind != "tcp":
+        raise InvalidArgument(f"the scheduler listens on tcp://HOST:PORT, not on {settings.listen}")
+    token = load_token(settings.token_file)
+    if listen_fd is None:
+        check_reach([listen], token)
+    cluster = int(os.environ.get("WINDLASS_CLUSTER") or "0", 16) or secrets.randbelow(2**64 - 1) + 1
+    terms = Terms(
+        cluster,
+        settings.servers,
+        settings.failure_timeout,
+        settings.start_timeout,
+        linger=settings.linger,
+        quotas=settings.quotas,
+    )
+
+    def ready(bound: Address) -> None:
+        announce("scheduler", [advertised(bound, settings.advertise, "the scheduler")], settings.address_file)
+
+    end = run(
+        terms,
+        listen,
+        token,
+        ready,
+        tls=server_tls(settings),
+        settings=settings.describe(),
+        listen_fd=listen_fd,
+        until_eof=until_eof,
+    )
+    return 1 if end.failed else 0
+
+
+def server_tls(settings: Settings) -> ssl.SSLContext | None:
+    """What the control port speaks."""
+    if settings.tls_cert is None:
+        return None
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        return context
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(f"tls_cert {settings.tls_cert}: {error}") from error
+
+
+def main() -> int:
+    """For children of the launcher: the role is the argument, everything else is in the environment."""
+    role, folder = sys.argv[1], os.environ.get("WINDLASS_RUN_DIR")
+    settings = load()
+    set_up_log()
+    try:
+        if role == "server":
+            return run_server(settings, [listen_address(settings.listen)], sys.stdin.fileno())
+        try:
+            return run_scheduler(settings, int(os.environ["WINDLASS_LISTEN_FD"]), sys.stdin.fileno())
+        finally:
+            if folder is not None:  # the launcher may have been killed
+                rundir.remove(pathlib.Path(folder))
+    except WindlassError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Somebody who looks at a cluster or changes it, and trains nothing."""
+
+import time
+from types import TracebackType
+
+from windlass._address import Address
+from windlass._errors import InvalidArgument
+from windlass._handshake import load_token
+from windlass._scheduled import client_tls
+from windlass._settings import Settings
+from windlass.control import messages as m
+from windlass.control.member import Member, here, new_incarnation
+from windlass.launch import rundir
+
+
+def find(settings: Settings) -> tuple[Address, bytes]:
+    """The scheduler that is meant, and its token: the one that was named, else that of the only run on this machine."""
+    if settings.address is not None:
+        return Address.parse(settings.address), load_token(settings.token_file) or b""
+    runs = rundir.alive()
+    if len(runs) != 1:
+        found = f"there are {len(runs)} runs on this machine" if runs else "no `windlass run` goes on on this machine"
+        raise InvalidArgument(f"which cluster? {found}; name its scheduler with --address (or WINDLASS_ADDRESS)")
+    return Address.parse((runs[0] / "address").read_text().strip()), load_token(runs[0] / "token") or b""
+
+
+class Operator:
+    """A connection to the scheduler; a context manager."""
+
+    def __init__(self, settings: Settings, timeout: float) -> None:
+        address, token = find(settings)
+        join = m.Join("operator", new_incarnation(), **here())
+        self._member = Member(address, token, join, lambda message: None, client_tls(settings.tls_ca), beats=False)
+        self._member.start(time.monotonic() + timeout)
+
+    def __enter__(self) -> "Operator":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._member.close()
+
+    def move(self, name: str, shard: int, server: int, timeout: float) -> None:
+        """Moves a shard, and waits until it is there."""
+        self._member.ask(lambda n: m.Move(n, name, shard, server), f"move shard {shard} of {name}", timeout)
+
+    def stop(self, why: str, timeout: float) -> None:
+        """Ends the cluster."""
+        self._member.ask(lambda n: m.Stop(n, why), "stop", timeout)

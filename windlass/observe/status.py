@@ -1,0 +1,132 @@
+"""`windlass status`: what the scheduler says of its cluster, for people."""
+
+import http.client
+import json
+from typing import Any
+
+from windlass._address import why
+from windlass._errors import AccessDenied, ProtocolError, ServerLost
+from windlass._scheduled import client_tls
+from windlass._settings import Settings
+from windlass.control.auth import bearer
+from windlass.observe.operator import find
+
+_TIMEOUT_SECONDS = 10.0
+
+
+def fetch(settings: Settings) -> str:
+    """The JSON of ``/api/v1/status``."""
+    address, token = find(settings)
+    tls = client_tls(settings.tls_ca)
+    connection = (
+        http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS)
+        if tls is None
+        else http.client.HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS, context=tls)
+    )
+    try:
+        connection.request("GET", "/api/v1/status", headers={"Authorization": f"Bearer {bearer(token)}"})
+        answer = connection.getresponse()
+        body = answer.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        text = why(error) if isinstance(error, OSError) else f"it speaks no HTTP ({error!r})"
+        raise ServerLost(f"status: the scheduler at {address} cannot be reached: {text}") from error
+    finally:
+        connection.close()
+    if answer.status == 401:
+        raise AccessDenied(f"status: the scheduler at {address} has another token")
+    if answer.status != 200:
+        raise ProtocolError(f"status: {address} answered {answer.status} {answer.reason}")
+    return body
+
+
+def show(text: str) -> None:
+    """The same as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    status: dict[str, Any] = json.loads(text)
+    console = Console()
+    print_ = console.print
+    print_(f"cluster {status['cluster']}, {_seconds(status['seconds'])} old, {status['moves']} moves under way")
+    if status["missing"]:
+        print_(f"[yellow]still missing: {', '.join(status['missing'])}[/yellow]")
+    for index, reason in status["servers_lost"].items():
+        print_(f"[red]server {index} is lost: {reason}[/red]")
+
+    def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+        if rows:
+            made = Table(*columns, title=title, title_justify="left")
+            for row in rows:
+                made.add_row(*map(str, row))
+            print_(made)
+
+    members = status["members"]
+    table(
+        "servers",
+        ["server", "address", "process", "shards", "placed", "memory", "sessions", "requests", "in", "out", "heard"],
+        [
+            [
+                x["index"],
+                x["address"],
+                f"{x['pid']} on {x['host']}",
+                x["shards"],
+                _bytes(x["placed_bytes"]),
+                _bytes(x["memory_bytes"]),
+                x["sessions"],
+                x["requests"],
+                _bytes(x["bytes_in"]),
+                _bytes(x["bytes_out"]),
+                _seconds(x["heard_seconds"]),
+            ]
+            for x in members
+            if x["role"] == "server"
+        ],
+    )
+    table(
+        "workers and readers",
+        ["role", "app", "rank", "process", "clock", "heard"],
+        [
+            [x["role"], x["app"], x["index"], f"{x['pid']} on {x['host']}", x["clock"], _seconds(x["heard_seconds"])]
+            for x in members
+            if x["role"] in ("worker", "reader")
+        ],
+    )
+    table(
+        "apps",
+        ["app", "workers", "view", "started", "quota"],
+        [
+            [
+                x["name"],
+                f"{x['workers']} of {x['world_size']}",
+                x["view"],
+                "yes" if x["started"] else "no",
+                "" if x["quota_bytes"] is None else _bytes(x["quota_bytes"]),
+            ]
+            for x in status["apps"]
+        ],
+    )
+    table(
+        "objects",
+        ["name", "what", "shards", "bytes", "servers"],
+        [
+            [x["name"], x["description"], x["shards"], _bytes(x["bytes"]), ", ".join(map(str, x["servers"]))]
+            for x in status["objects"]
+        ],
+    )
+    table("timeouts", ["what", "seconds"], [[name, value] for name, value in status["timeouts"].items()])
+    table(
+        "settings",
+        ["name", "value", "from"],
+        [[name, x["value"], x["from"]] for name, x in status["settings"].items() if x["from"] != "default"],
+    )
+
+
+def _bytes(n: int) -> str:
+    size, units = float(n), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
