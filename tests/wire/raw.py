@@ -15,7 +15,6 @@ HELLO, GOODBYE, ASK, OPEN, ATTACH, LIST, PUSH, PULL, PUSH_PULL, ERASE, ROWS, FIN
 CLOSES, EMPTY, CREATES, WHOLE = 1, 2, 4, 8
 MAGIC = 0x31464C57
 HEADER, PART = struct.Struct("<IBBHQQQIIIBBBBIII"), struct.Struct("<IIQQIIQIIQHBB")
-RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
 
 
 def padded(data: bytes) -> bytes:
@@ -184,20 +183,6 @@ class RawClient:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def tensor_spec(name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: int = 2, reject: int = 0) -> bytes:
-    """The body that opens a tensor; dtype 2 is int64."""
-    return (
-        struct.pack("<BBBBBBHIfddQ", 0, dtype, RULES[rule], 0, reject, len(shape), len(name), 0, 0.0, 0.0, 0.0, 0)
-        + struct.pack(f"<{len(shape)}Q", *shape)
-        + name.encode()
-    )
-
-
-def table_spec(name: str, dim: int, rule: str = "sum") -> bytes:
-    """The body that opens a table."""
-    return struct.pack("<BBBBBBHIfddQ", 1, 0, RULES[rule], 0, 0, 0, len(name), dim, 0.0, 0.0, 0.0, 0) + name.encode()
 
 
 def hyper(*values: float) -> bytes:

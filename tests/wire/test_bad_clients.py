@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import raw
+from specs import table_spec, tensor_spec
 
 import windlass as wl
 from windlass.testing import Servers
@@ -37,8 +38,8 @@ def one_server(kind: str, *breaks: str) -> Iterator[Servers]:
 def huge_claims(address: str) -> list[bytes]:
     """Frames that claim more than there is, or than there may be."""
     with raw.RawClient(address, app="claims") as client:
-        number = client.open(raw.tensor_spec("claims/w", (100,)))
-        table = client.open(raw.table_spec("claims/t", 1 << 20))
+        number = client.open(tensor_spec("claims/w", (100,)))
+        table = client.open(table_spec("claims/t", 1 << 20))
         frames = []
         for claim in (2**31, 2**32 - 1, 2**32, 2**62, 2**63, 2**64 - 64):
             frames.append(client.frame(raw.PUSH, [], object=number, length=claim, parts=1))
@@ -243,7 +244,7 @@ def test_a_client_that_never_reads_stops_nobody(kind: str):
     with one_server(kind) as servers, servers.connect(app="other") as other:
         w = other.tensor("w", 1000, rule=wl.Sum(), dtype=np.int64)
         with raw.RawClient(servers.addresses[0]) as client:
-            number = client.open(raw.tensor_spec("raw/big", (8_000_000,)))  # 64 MB in 64 shards
+            number = client.open(tensor_spec("raw/big", (8_000_000,)))  # 64 MB in 64 shards
             parts = [raw.Part(shard=s, flags=raw.WHOLE) for s in range(61)]
             frame = client.frame(raw.PULL, parts, object=number, dtype_out=2)
             client.sock.settimeout(0.5)

@@ -334,6 +334,7 @@ class State:
                     self._next_view(app)
                 elif app.started:
                     app.started = False
+                    app.view += 1
                     self._log("info", f"app {app.name!r} is done")
                     self._tell(self.servers.values(), self._view(app))
                     self._end_if_done()

@@ -222,10 +222,12 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Who is there, where shards are, and what goes on. Without --address: of the `windlass run` on this machine."""
+    from windlass._scheduled import client_tls
+    from windlass.observe.operator import find
     from windlass.observe.status import fetch, show
 
     settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
-    text = fetch(settings)
+    text = fetch(*find(settings), client_tls(settings.tls_ca))
     typer.echo(text) if as_json else show(text)
 
 
@@ -240,10 +242,11 @@ def move(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 60.0,
 ) -> None:
     """Moves a shard to another server while training goes on."""
-    from windlass.observe.operator import Operator
+    from windlass._scheduled import client_tls
+    from windlass.observe.operator import Operator, find
 
     settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
-    with Operator(settings, timeout) as operator:
+    with Operator(*find(settings), timeout, client_tls(settings.tls_ca)) as operator:
         operator.move(name if "/" in name else f"default/{name}", shard, to, timeout)
     typer.echo(f"shard {shard} of {name} is on server {to}")
 

@@ -1,12 +1,12 @@
 """Somebody who looks at a cluster or changes it, and trains nothing."""
 
+import ssl
 import time
 from types import TracebackType
 
 from windlass._address import Address
 from windlass._errors import InvalidArgument
 from windlass._handshake import load_token
-from windlass._scheduled import client_tls
 from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
@@ -27,10 +27,11 @@ def find(settings: Settings) -> tuple[Address, bytes]:
 class Operator:
     """A connection to the scheduler; a context manager."""
 
-    def __init__(self, settings: Settings, timeout: float) -> None:
-        address, token = find(settings)
+    def __init__(
+        self, address: Address, token: bytes, timeout: float = 10.0, tls: ssl.SSLContext | None = None
+    ) -> None:
         join = m.Join("operator", new_incarnation(), **here())
-        self._member = Member(address, token, join, lambda message: None, client_tls(settings.tls_ca), beats=False)
+        self._member = Member(address, token, join, lambda message: None, tls, beats=False)
         self._member.start(time.monotonic() + timeout)
 
     def __enter__(self) -> "Operator":

@@ -2,29 +2,25 @@
 
 import http.client
 import json
+import ssl
 from typing import Any
 
-from windlass._address import why
+from windlass._address import Address, why
 from windlass._errors import AccessDenied, ProtocolError, ServerLost
-from windlass._scheduled import client_tls
-from windlass._settings import Settings
 from windlass.control.auth import bearer
-from windlass.observe.operator import find
 
 _TIMEOUT_SECONDS = 10.0
 
 
-def fetch(settings: Settings) -> str:
-    """The JSON of ``/api/v1/status``."""
-    address, token = find(settings)
-    tls = client_tls(settings.tls_ca)
+def fetch(address: Address, token: bytes, tls: ssl.SSLContext | None = None, path: str = "/api/v1/status") -> str:
+    """What the scheduler answers to a GET, the JSON of its status."""
     connection = (
         http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS)
         if tls is None
         else http.client.HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS, context=tls)
     )
     try:
-        connection.request("GET", "/api/v1/status", headers={"Authorization": f"Bearer {bearer(token)}"})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {bearer(token)}"})
         answer = connection.getresponse()
         body = answer.read().decode()
     except (OSError, http.client.HTTPException) as error:

@@ -1,0 +1,19 @@
+"""Specs as their bytes travel (docs/formats/wire.md)."""
+
+import struct
+
+RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
+
+
+def tensor_spec(name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: int = 2, reject: int = 0) -> bytes:
+    """The body that opens a tensor; dtype 2 is int64."""
+    return (
+        struct.pack("<BBBBBBHIfddQ", 0, dtype, RULES[rule], 0, reject, len(shape), len(name), 0, 0.0, 0.0, 0.0, 0)
+        + struct.pack(f"<{len(shape)}Q", *shape)
+        + name.encode()
+    )
+
+
+def table_spec(name: str, dim: int, rule: str = "sum") -> bytes:
+    """The body that opens a table."""
+    return struct.pack("<BBBBBBHIfddQ", 1, 0, RULES[rule], 0, 0, 0, len(name), dim, 0.0, 0.0, 0.0, 0) + name.encode()
