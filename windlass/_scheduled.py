@@ -93,6 +93,9 @@ class Attendance:
                     where = f"at the scheduler {self.at.address}"
                     raise Timeout(f"connect: app {self.at.app!r} has not started {where}; missing: {who}")
                 self._changed.wait(min(left, 1.0))
+        # The caller may hold the GIL from now on, and a first heartbeat needs it.
+        if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
+            raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
 
     @property
     def view(self) -> m.View:

@@ -57,6 +57,8 @@ class Brain:
         if role in ("worker", "reader"):
             fields = {"app": "default", **fields}
         self.feed(Came(self._connection, m.Join(role, incarnation, pid=incarnation % 2**31, host="h", **fields)))  # type: ignore[arg-type]
+        if role == "server" and self._connection in self.admitted:
+            self.say(incarnation, m.Ready())
         return self.refused.get(self._connection)
 
     def servers(self, count: int = 2) -> None:

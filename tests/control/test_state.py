@@ -102,7 +102,9 @@ def test_servers_beyond_those_expected_are_refused():
     assert "must say at which address" in Brain().join("server", 1, addresses=[]).why
     waiting = Brain()
     waiting.servers(1)
-    assert "listens on tcp://10.0.0.100:1100 already" in waiting.join("server", 9, addresses=["tcp://10.0.0.100:1100"]).why
+    assert (
+        "listens on tcp://10.0.0.100:1100 already" in waiting.join("server", 9, addresses=["tcp://10.0.0.100:1100"]).why
+    )
 
 
 def test_a_server_gets_the_number_it_wants_and_else_the_first_that_is_free():

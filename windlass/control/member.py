@@ -50,16 +50,18 @@ def connect(address: Address, path: str, token: bytes, deadline: float, tls: ssl
         if not check_confirm(token, challenge, answer, confirm):
             raise AccessDenied(f"the scheduler at {address} does not know the token")
         return ws
-    except TimeoutError as error:
+    except BaseException as error:
         ws.close(politely=False)
         ws.end()
-        raise Timeout(f"connect to the scheduler at {address}: no answer within the time allowed") from error
-    except OSError as error:
-        ws.close(politely=False)
-        ws.end()
-        if isinstance(error, WindlassError):
-            raise
-        raise ServerLost(f"connect to the scheduler at {address}: {why(error)}") from error
+        raise _in_our_words(error, f"connect to the scheduler at {address}") from error
+
+
+def _in_our_words(error: BaseException, what: str) -> BaseException:
+    if isinstance(error, WindlassError) or not isinstance(error, OSError):
+        return error
+    if isinstance(error, TimeoutError):
+        return Timeout(f"{what}: no answer within the time allowed")
+    return ServerLost(f"{what}: {why(error)}")
 
 
 class Member:
@@ -92,6 +94,7 @@ class Member:
         self._process = os.getpid()
         self._beat: _core.Heartbeat | None = None
         self._leaving = False
+        self.beating = threading.Event()  # since the first heartbeat
         self._reported: m.Message | None = None
         self._threads: list[threading.Thread] = []
         _members.add(self)
@@ -137,20 +140,12 @@ class Member:
                     raise error_of(error, f"the scheduler at {self.address} refused: {text}")
                 case _:
                     raise ProtocolError(f"the scheduler at {self.address}: expected a welcome, saw {first!r}")
-        except m.Malformed as error:
-            raise ProtocolError(f"the scheduler at {self.address}: {error}") from error
-        except TimeoutError as error:
-            ws.close(politely=False)
-            ws.end()
-            if isinstance(error, WindlassError):
-                raise
-            raise Timeout(f"join the scheduler at {self.address}: no answer within the time allowed") from error
         except BaseException as error:
             ws.close(politely=False)
             ws.end()
-            if isinstance(error, OSError) and not isinstance(error, WindlassError):
-                raise ServerLost(f"join the scheduler at {self.address}: {why(error)}") from error
-            raise
+            if isinstance(error, m.Malformed):
+                raise ProtocolError(f"the scheduler at {self.address}: {error}") from error
+            raise _in_our_words(error, f"join the scheduler at {self.address}") from error
 
     def _attach(self, ws: WebSocket) -> None:
         with self._lock:
@@ -159,23 +154,26 @@ class Member:
 
     def _listen(self) -> None:
         while not self._closed.is_set():
-            ws = self._ws
-            if ws is None:
+            if self._ws is None:
                 self._come_back()
                 continue
             try:
-                self._take(m.read_scheduler(ws.receive()))
+                self._take(m.read_scheduler(self._ws.receive()))
             except (OSError, m.Malformed) as error:
-                with self._lock:
-                    self._ws = None
-                ws.close(politely=False)
-                ws.end()
+                self._drop()
                 if self._leaving:
                     return
                 if not self._closed.is_set():
-                    _log.warning(
-                        "the scheduler at %s is away (%s); pushes and pulls go on", self.address, str(error) or "closed"
-                    )
+                    why_away = str(error) or type(error).__name__
+                    _log.warning("the scheduler at %s is away (%s); pushes and pulls go on", self.address, why_away)
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._lock:
+            ws, self._ws = self._ws, None
+        if ws is not None:
+            ws.close(politely=False)
+            ws.end()
 
     def _come_back(self) -> None:
         pause = _PAUSE_SECONDS[0]
@@ -275,6 +273,7 @@ class Member:
                 continue
             beat = _core.Heartbeat(ws.detach(), frame(b"\0"), self.welcome.beat_seconds)
             self._beat = beat
+            self.beating.set()
             while not self._closed.is_set() and not beat.wait(_REPORT_SECONDS):
                 self._tell_report()
             beat.stop()
@@ -282,6 +281,7 @@ class Member:
 
     def _beat_in_python(self, ws: WebSocket) -> None:
         """What is encrypted only Python can write: here a GIL that is held for long does look like a death."""
+        self.beating.set()
         with contextlib.suppress(OSError):
             while not self._closed.wait(self.welcome.beat_seconds):
                 ws.send(b"\0")

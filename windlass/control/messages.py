@@ -46,6 +46,10 @@ class Join(Message, frozen=True):
     memory_bytes_max: U64 | None = None  #: of servers
 
 
+class Ready(Message, frozen=True):
+    """A server that knows its cluster and lets clients in."""
+
+
 class Leave(Message, frozen=True):
     """A member that is done; nobody waits for it any more."""
 
@@ -217,12 +221,12 @@ class Answer(Message, frozen=True):
     placed: list[Placed] = []
 
 
-FromMember = Join | Leave | Report | Open | Forget | List | Move | Moved | Stop
+FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop
 FromScheduler = Welcome | Refused | Waiting | View | Gone | MoveShard | ShardMoved | Quota | Shutdown | Answer
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
-    "server": (Leave, Report, Moved),
+    "server": (Ready, Leave, Report, Moved),
     "worker": (Leave, Report, Open, Forget, List),
     "reader": (Leave, Report, Open, List),
     "operator": (Leave, List, Move, Stop),

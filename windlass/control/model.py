@@ -32,6 +32,7 @@ class Member:
 
     join: m.Join
     index: int  #: the number of a server, the rank of a worker
+    ready: bool = False  #: a server that lets clients in
     report: m.Report = dataclasses.field(default_factory=m.Report)
 
     @property

@@ -49,6 +49,7 @@ class ServerMember:
             self._stop(1)
             return
         self._host.set_cluster(welcome.cluster)
+        self._member.tell(m.Ready())
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
 
     def _heard(self, message: m.Message) -> None:

@@ -66,6 +66,7 @@ class State:
         self._next_object = 1
         self._next_move = 1
         self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
+        self._ready = 0  # servers that let clients in
         self._out: list[Action] = []
 
     def begin(self) -> list[Action]:
@@ -188,17 +189,22 @@ class State:
         self._welcome(connection, member)
         for app, quota in self.terms.quotas.items():
             self._tell([join.incarnation], m.Quota(app, quota))
-        self._log(
-            "info", f"{member.name} has come, at {join.addresses[0]}: {len(self.servers)} of {self.terms.servers}"
-        )
+
+    def _server_ready(self, member: Member) -> None:
+        if member.ready:
+            return
+        member.ready = True
+        self._ready += 1
+        come = f"{self._ready} of {self.terms.servers}"
+        self._log("info", f"{member.name} has come, at {member.join.addresses[0]}: {come}")
         if self._servers_ready():
-            for app_ in self.apps.values():
-                self._start_if_complete(app_)
-                if app_.readers:
-                    self._tell(app_.readers, self._view(app_))
+            for app in self.apps.values():
+                self._start_if_complete(app)
+                if app.readers:
+                    self._tell(app.readers, self._view(app))
 
     def _servers_ready(self) -> bool:
-        return len(self.servers) + len(self.lost) == self.terms.servers
+        return self._ready + len(self.lost) == self.terms.servers
 
     def _worker_came(self, connection: int, join: m.Join) -> None:
         app = self._app(join)
@@ -261,6 +267,8 @@ class State:
         servers, workers = len(self.servers), app.world_size
         self._log("info", f"app {app.name!r} starts: {workers} worker(s) on {servers} server(s)")
         self._next_view(app)
+        for number in app.workers.values():
+            self._tell_lost(self.members[number])
 
     def _next_view(self, app: App) -> None:
         app.view += 1
@@ -276,7 +284,8 @@ class State:
 
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
-        names = [f"server {i}" for i in range(self.terms.servers) if i not in self.servers and i not in self.lost]
+        ready = {i for i, number in self.servers.items() if self.members[number].ready}
+        names = [f"server {i}" for i in range(self.terms.servers) if i not in ready and i not in self.lost]
         for app in self.apps.values():
             if app.started or not app.workers:
                 continue
@@ -343,6 +352,7 @@ class State:
 
     def _server_gone(self, member: Member, why: str) -> None:
         del self.servers[member.index]
+        self._ready -= member.ready
         self.load_bytes.pop(member.index)
         if not self.ever_started:
             return
@@ -384,6 +394,8 @@ class State:
                 self._log("warning" if failed else "info", f"{member.name} leaves{': ' + why if why else ''}")
                 self.dead[number] = why or "it left"
                 self._remove(member, why or "it left")
+            case m.Ready():
+                self._server_ready(member)
             case m.Report():
                 member.report = message
             case m.Moved(move, error):
