@@ -2,7 +2,7 @@
 
     scheduler -> member   challenge   32 random bytes
     member -> scheduler   answer      32 random bytes, proof over both
-    scheduler -> member   confirm     proof over both, in other words
+    scheduler -> member   confirm     proof over both, in other words; or nothing at all, which is a refusal
 
 The words differ from those of the data plane (windlass/_handshake.py), so no proof serves twice. Over HTTP a Bearer
 value that is made from the token does the same for tools that read the status.
@@ -12,6 +12,7 @@ import hmac
 import secrets
 
 NONCE_BYTES, PROOF_BYTES = 32, 32
+REFUSAL = b""  # instead of a confirmation; it proves nothing
 ANSWER_BYTES = NONCE_BYTES + PROOF_BYTES
 _MEMBER, _SCHEDULER, _API = b"windlass member\0", b"windlass scheduler\0", b"windlass api\0"
 

@@ -20,7 +20,7 @@ from windlass import _core, _errors
 from windlass._address import Address, why
 from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
 from windlass.control import messages as m
-from windlass.control.auth import check_confirm, make_answer
+from windlass.control.auth import REFUSAL, check_confirm, make_answer
 from windlass.control.websocket import WebSocket, frame
 
 _ATTEMPT_SECONDS = 2.0
@@ -43,10 +43,9 @@ def connect(address: Address, path: str, token: bytes, deadline: float, tls: ssl
         challenge = ws.receive(deadline)
         answer = make_answer(token, challenge)
         ws.send(answer)
-        try:
-            confirm = ws.receive(deadline)
-        except ConnectionError as error:
-            raise AccessDenied(f"the scheduler at {address} refused us: it has another token, or none") from error
+        confirm = ws.receive(deadline)
+        if confirm == REFUSAL:
+            raise AccessDenied(f"the scheduler at {address} refused us: it has another token, or none")
         if not check_confirm(token, challenge, answer, confirm):
             raise AccessDenied(f"the scheduler at {address} does not know the token")
         return ws
@@ -114,12 +113,13 @@ class Member:
         pause = _PAUSE_SECONDS[0]
         while True:
             try:
-                self._attach(self._greet(deadline))
+                self._attach(self._greet(min(deadline, time.monotonic() + _ATTEMPT_SECONDS)))
                 break
-            except ServerLost:
+            except (ServerLost, Timeout):
                 if time.monotonic() + pause >= deadline:
                     raise
-                time.sleep(pause)
+                if self._closed.wait(pause):
+                    raise Closed("the membership was closed") from None
                 pause = min(2 * pause, _PAUSE_SECONDS[1])
         tasks = [("windlass-control", self._listen), ("windlass-beat", self._see_to_heartbeat)]
         for name, target in tasks if self._beats else tasks[:1]:
@@ -296,7 +296,7 @@ class Member:
 
     def close(self, *, failed: bool = False, why_: str = "") -> None:
         """Leaves. Idempotent; in the child of a fork it does nothing."""
-        if self._process != os.getpid() or self._closed.is_set():
+        if self._process != os.getpid() or (self._closed.is_set() and self._ws is None):
             return
         self._leaving = True
         self.tell(m.Leave(failed, why_))

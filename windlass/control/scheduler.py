@@ -25,7 +25,7 @@ from windlass._address import listen as listen_on
 from windlass._serve import told_by_end_of, told_by_signal
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
-from windlass.control.auth import ANSWER_BYTES, check_answer, check_bearer, make_challenge, make_confirm
+from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
 from windlass.control.door import STRANGER_SECONDS, Door
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
 from windlass.control.model import Spec, Terms
@@ -194,6 +194,7 @@ class Scheduler:
                     self._door.let_in(request.protocol)
                 return ws
             _log.info("refused %s: it does not know the token", request.remote)
+            await ws.send_bytes(REFUSAL)
         await ws.close()
         return None
 

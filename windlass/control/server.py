@@ -6,13 +6,14 @@ import time
 
 from windlass import _core
 from windlass._address import Address
-from windlass._errors import WindlassError
+from windlass._errors import Closed, WindlassError
 from windlass._scheduled import client_tls
 from windlass._serve import Stop
 from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 
+_JOIN_SECONDS = 3.0
 _log = logging.getLogger("windlass")
 
 
@@ -39,11 +40,14 @@ class ServerMember:
     def start(self) -> None:
         """Joins in the background: the server can be reached meanwhile, and lets nobody in who is of no cluster."""
         self._host.set_cluster(2**64 - 1)  # nobody's, until the scheduler says whose
-        threading.Thread(target=self._join, name="windlass-join", daemon=True).start()
+        self._joining = threading.Thread(target=self._join, name="windlass-join", daemon=True)
+        self._joining.start()
 
     def _join(self) -> None:
         try:
             welcome = self._member.start(time.monotonic() + self._settings.start_timeout)
+        except Closed:
+            return
         except WindlassError as error:
             _log.error("server: %s", error)
             self._stop(1)
@@ -69,3 +73,5 @@ class ServerMember:
     def close(self) -> None:
         """Leaves."""
         self._member.close()
+        self._joining.join(_JOIN_SECONDS)
+        self._member.close()  # it may have come in meanwhile

@@ -1,0 +1,305 @@
+"""`windlass run`: what a user sees, and that nothing is left behind."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from windlass.launch import rundir
+from windlass.testing.cluster import until
+
+WINDLASS = [sys.executable, "-m", "windlass"]
+CONNECTED = """
+import os, sys, time
+import windlass as wl
+cluster = wl.connect(timeout=30)
+print("connected", cluster.rank, "of", cluster.world_size, flush=True)
+"""
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
+
+
+def script(folder: pathlib.Path, code: str) -> str:
+    path = folder / "train.py"
+    path.write_text(code)
+    return str(path)
+
+
+def windlass(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*WINDLASS, *arguments], capture_output=True, text=True, timeout=timeout, env=environment())
+
+
+def family(pid: int) -> set[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = {pid}, [pid]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            found.add(child)
+            todo.append(child)
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def lives(pid: int) -> bool:
+        try:
+            return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    return {pid for pid in pids if lives(pid)}
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+class Running:
+    """A `windlass run` under way; its output is in a file."""
+
+    def __init__(self, folder: pathlib.Path, code: str, *options: str) -> None:
+        self._file = (folder / "output").open("w+b")
+        self.before = shared_memory()
+        command = [*WINDLASS, "run", *options, script(folder, code)]
+        self.process = subprocess.Popen(
+            command, stdout=self._file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+        )
+        self.pids: set[int] = set()
+
+    def output(self) -> str:
+        return os.pread(self._file.fileno(), 1 << 20, 0).decode()
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        until(lambda: self.output().count(text) >= times or self.process.poll() is not None, text, 30)
+        assert self.output().count(text) >= times, self.output()
+        self.pids = family(self.process.pid)
+
+    def pid_of(self, role: str) -> int:
+        """Of one of the children."""
+        for pid in sorted(self.pids):
+            words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if role.encode() in words or (role == "worker" and any(w.endswith(b"train.py") for w in words[1:2])):
+                return pid
+        raise AssertionError(f"no {role} among {self.pids}")
+
+    def check_nothing_is_left(self, seconds: float = 5.0) -> None:
+        until(lambda: not alive(self.pids), f"all processes have ended; left: {alive(self.pids)}", seconds)
+        until(lambda: not rundir.base().exists() or not list(rundir.base().iterdir()), "no file is left", seconds)
+        assert shared_memory() <= self.before
+
+    def close(self) -> None:
+        for pid in alive(self.pids | family(self.process.pid)):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._file.close()
+
+
+@pytest.fixture
+def running(tmp_path: pathlib.Path) -> Iterator[object]:
+    started: list[Running] = []
+
+    def start(code: str, *options: str) -> Running:
+        started.append(Running(tmp_path, code, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+# -- what a user sees ------------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_on_a_local_cluster_and_its_arguments_are_its_own(tmp_path: pathlib.Path):
+    code = (
+        CONNECTED
+        + """
+w = cluster.tensor("w", 1000, rule=wl.Sum(), dtype="int64")
+import numpy as np
+w.push(np.full(1000, cluster.rank + 1)).wait()
+print("arguments", sys.argv[1:], flush=True)
+while w.pull()[0] != 3: time.sleep(0.01)
+"""
+    )
+    arguments = ["--epochs", "3", "--servers", "x"]
+    result = windlass("run", "--servers", "2", "--workers", "2", script(tmp_path, code), *arguments)
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert sorted(lines) == sorted(
+        f"[worker {rank}] {text}" for rank in range(2) for text in (f"connected {rank} of 2", f"arguments {arguments}")
+    )
+    assert result.stderr == ""
+    assert not rundir.base().exists()
+
+
+def test_workers_get_the_variables_that_torch_reads(tmp_path: pathlib.Path):
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WINDLASS_ADDRESS"]
+    code = f"import os; print({{n: os.environ[n] for n in {names}}})"
+    result = windlass("run", "--workers", "2", script(tmp_path, code))
+    assert result.returncode == 0
+    for rank in range(2):
+        line = next(line for line in result.stdout.splitlines() if line.startswith(f"[worker {rank}]"))
+        values = eval(line.partition("] ")[2])
+        assert (values["RANK"], values["LOCAL_RANK"], values["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert values["MASTER_ADDR"] == "127.0.0.1"
+        assert values["MASTER_PORT"].isdecimal()
+        assert values["WINDLASS_ADDRESS"].startswith("tcp://127.0.0.1:")
+
+
+def test_the_token_is_in_a_file_that_only_the_owner_can_read(tmp_path: pathlib.Path):
+    code = """
+import os, stat
+path = os.environ["WINDLASS_TOKEN_FILE"]
+print(oct(os.stat(path).st_mode & 0o777), oct(os.stat(os.path.dirname(path)).st_mode & 0o777))
+token = open(path).read().strip()
+there = [p for p in os.listdir("/proc") if p.isdecimal() and os.path.exists(f"/proc/{p}")]
+lines = [open(f"/proc/{p}/cmdline").read() for p in there]
+print(len(token), any(token in line for line in lines))
+"""
+    result = windlass("run", script(tmp_path, code))
+    assert result.stdout.splitlines() == ["[worker 0] 0o600 0o700", "[worker 0] 64 False"]
+
+
+def test_every_process_has_a_log_file(tmp_path: pathlib.Path):
+    logs = tmp_path / "deep" / "logs"
+    result = windlass("run", "--servers", "2", "--workers", "2", "--log-dir", str(logs), script(tmp_path, CONNECTED))
+    assert result.returncode == 0
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "scheduler.log",
+        "server-0.log",
+        "server-1.log",
+        "worker-0.log",
+        "worker-1.log",
+    ]
+    assert (logs / "worker-1.log").read_text() == "connected 1 of 2\n"
+    assert "app 'default' starts: 2 worker(s) on 2 server(s)" in (logs / "scheduler.log").read_text()
+    assert "listening on tcp://127.0.0.1:" in (logs / "server-0.log").read_text()
+
+
+def test_the_dry_run_shows_who_would_be_started_and_starts_nobody(tmp_path: pathlib.Path):
+    result = windlass("run", "--dry-run", "--servers", "2", "--workers", "3", script(tmp_path, "1/0"), "--x")
+    assert result.returncode == 0
+    roles = re.findall(r"^(scheduler|server|worker) +(\d)", result.stdout, re.MULTILINE)
+    assert roles == [("scheduler", "0"), ("server", "0"), ("server", "1"), *(("worker", str(i)) for i in range(3))]
+    assert "train.py --x" in result.stdout
+    assert "RANK=2" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "said"),
+    [
+        ("import sys; print('about to fail'); sys.exit(7)", 7, "worker 0 ended with exit code 7"),
+        ("raise KeyError('that one')", 1, "KeyError: 'that one'"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "worker 0 ended with signal SIGKILL; it printed nothing"),
+    ],
+)
+def test_a_worker_that_fails_is_what_the_user_sees(tmp_path: pathlib.Path, code: str, expected: int, said: str):
+    code = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(60)\n{code}"
+    begun = time.monotonic()
+    result = windlass("run", "--workers", "2", script(tmp_path, code))
+    assert time.monotonic() - begun < 10
+    assert result.returncode == expected
+    assert said in result.stderr
+    assert result.stderr.startswith("windlass run: worker 0 ended with")
+    assert not rundir.base().exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run"], "Missing argument"),
+        (["run", "nowhere.py"], "there is no script 'nowhere.py'"),
+        (["run", "--servers", "0", "SCRIPT"], "--servers: expected at least 1, not '0'"),
+        (["run", "--workers", "many", "SCRIPT"], "--workers: expected a whole number, not 'many'"),
+        (["run", "--transport", "pigeon", "SCRIPT"], "expected one of auto, arena, socket, not 'pigeon'"),
+        (["run", "--log-dir", "/proc/nowhere", "SCRIPT"], "--log-dir /proc/nowhere"),
+        (["run", "--wrong", "SCRIPT"], "--wrong"),
+        (["worker", "--", "true"], "windlass worker needs --address"),
+        (["status"], "no `windlass run` goes on on this machine"),
+        (["status", "--address", "tcp://127.0.0.1:1"], "cannot be reached: Connection refused"),
+        (["scheduler", "--listen", "tcp://0.0.0.0:0"], "beyond loopback a token is required"),
+        (["server", "--listen", "tcp://0.0.0.0:0", "--token-file", "TOKEN"], "say with --advertise"),
+        (["server", "--memory-bytes-max", "lots"], "expected a number of bytes, such as 1000000, 8G or 8Gi"),
+        (["scheduler", "--config", "nowhere.toml"], "settings file nowhere.toml: No such file"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said_in_a_line(tmp_path: pathlib.Path, arguments: list[str], complaint: str):
+    (tmp_path / "token").write_text("secret")
+    paths = {"SCRIPT": script(tmp_path, "print('ran')"), "TOKEN": str(tmp_path / "token")}
+    result = windlass(*[paths.get(a, a) for a in arguments])
+    assert result.returncode != 0
+    text = re.sub(r"[│╭╮╰╯─\s]+", " ", result.stderr)
+    assert re.sub(r"\s+", " ", complaint) in text
+    assert "Traceback" not in result.stderr
+    assert "ran" not in result.stdout
+
+
+def test_status_finds_the_run_on_this_machine(running):
+    run = running(CONNECTED + "cluster.tensor('w', 100_000, rule=wl.Adam())\nprint('made', flush=True)\ntime.sleep(60)")
+    run.wait_for("made")
+    result = windlass("status")
+    assert result.returncode == 0, result.stderr
+    for word in ("default/w", "servers", "heartbeat", "failure_timeout"):
+        assert word in result.stdout
+
+
+# -- ending ----------------------------------------------------------------------------------------------------------
+
+SLEEPS = CONNECTED + "time.sleep(60)"
+STUBBORN = "import signal; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\n" + SLEEPS
+FORKS = CONNECTED + "\nif os.fork() == 0: time.sleep(60)\nprint('forked', flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("code", [SLEEPS, STUBBORN, FORKS], ids=["sleeps", "stubborn", "forks"])
+def test_ctrl_c_ends_everything_within_five_seconds(running, code: str, number: signal.Signals):
+    run = running(code, "--servers", "2", "--workers", "2")
+    run.wait_for("connected", 2)
+    time.sleep(0.2)
+    run.pids = family(run.process.pid)
+    run.process.send_signal(number)
+    begun = time.monotonic()
+    assert run.process.wait(10) == 128 + number
+    assert time.monotonic() - begun < 5
+    assert f"ended by {number.name}" in run.output()
+    run.check_nothing_is_left(0.5)
+
+
+def test_ctrl_c_before_anybody_has_come_ends_everything_too(running):
+    run = running("import time; print('started', flush=True); time.sleep(60)", "--servers", "2", "--workers", "2")
+    until(lambda: len(family(run.process.pid)) >= 3, "children", 20)
+    run.pids = family(run.process.pid)
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(10) == 130
+    run.check_nothing_is_left(0.5)
+
+
+@pytest.mark.parametrize("who", ["windlass", "scheduler", "server", "worker"])
+def test_whoever_is_killed_nothing_is_left(running, who: str):
+    run = running(SLEEPS, "--servers", "2", "--workers", "2", "--failure-timeout", "2")
+    run.wait_for("connected", 2)
+    victim = run.process.pid if who == "windlass" else run.pid_of(who)
+    os.kill(victim, signal.SIGKILL)
+    if who in ("scheduler", "server"):  # training may go on; the user is told
+        until(lambda: "ended with signal SIGKILL" in run.output(), "it is said", 5)
+        assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+    if who == "worker":
+        assert run.process.wait(10) == 137
+        assert "ended with signal SIGKILL" in run.output()
+    run.check_nothing_is_left(8)
