@@ -152,5 +152,6 @@ void bind_bench_wire(nb::module_& m);
 void bind_host(nb::module_& m);
 void bind_links(nb::module_& m);
 void bind_control(nb::module_& m);
+void bind_session(nb::module_& m);
 
 }  // namespace windlass::bind

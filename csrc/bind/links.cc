@@ -18,18 +18,19 @@ Links::Catalogue catalogue_of(const nb::callable& ask) {
     nb::gil_scoped_acquire acquire;
     delete callable;
   });
-  return [kept](wire::Op op, const std::string& body, int64_t deadline_ns, std::vector<std::string>* answers) -> Status {
-    nb::gil_scoped_acquire acquire;
-    try {
-      const double seconds = static_cast<double>(std::max<int64_t>(deadline_ns - os::now_ns(), 0)) * 1e-9;
-      const auto [code, said] = nb::cast<std::pair<int, std::vector<nb::bytes>>>(
-          (*kept)(static_cast<int>(op), nb::bytes(body.data(), body.size()), seconds));
-      for (const nb::bytes& bytes : said) answers->emplace_back(bytes.c_str(), bytes.size());
-      return code == 0 ? Status() : Status(static_cast<Code>(code), answers->empty() ? "" : answers->front());
-    } catch (const nb::python_error& error) {
-      return Status(Code::kInternal, error.what());
-    }
-  };
+  return
+      [kept](wire::Op op, const std::string& body, int64_t deadline_ns, std::vector<std::string>* answers) -> Status {
+        nb::gil_scoped_acquire acquire;
+        try {
+          const double seconds = static_cast<double>(std::max<int64_t>(deadline_ns - os::now_ns(), 0)) * 1e-9;
+          const auto [code, said] = nb::cast<std::pair<int, std::vector<nb::bytes>>>(
+              (*kept)(static_cast<int>(op), nb::bytes(body.data(), body.size()), seconds));
+          for (const nb::bytes& bytes : said) answers->emplace_back(bytes.c_str(), bytes.size());
+          return code == 0 ? Status() : Status(static_cast<Code>(code), answers->empty() ? "" : answers->front());
+        } catch (const nb::python_error& error) {
+          return Status(Code::kInternal, error.what());
+        }
+      };
 }
 
 Status refuse_all(wire::Op, const std::string&, int64_t, std::vector<std::string>*) {

@@ -46,6 +46,7 @@ NB_MODULE(_core, m) {
   windlass::bind::bind_host(m);
   windlass::bind::bind_links(m);
   windlass::bind::bind_control(m);
+  windlass::bind::bind_session(m);
   windlass::bind::bind_bench(m);
   windlass::bind::bind_bench_wire(m);
 }

@@ -17,8 +17,8 @@ struct Hello {
   uint32_t rank = 0;
   uint32_t world_size = 1;
   uint8_t lane = 0;
-  uint32_t index = 0;  // of this server in the list
-  uint64_t known = 0;  // the incarnation of the server that welcomed this session before; 0: none did
+  uint32_t index = 0;    // of this server in the list
+  uint64_t known = 0;    // the incarnation of the server that welcomed this session before; 0: none did
   uint64_t cluster = 0;  // which the client believes the server is of; 0: of none
   std::string app;
   std::vector<std::string> servers;

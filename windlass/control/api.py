@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from windlass.control.liveness import GRACE_SECONDS
 from windlass.control.state import State
 
 
@@ -74,7 +75,7 @@ def status_of(
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
             "heartbeat": terms.beat_seconds,
-            "connection_grace": 0.25,
+            "connection_grace": GRACE_SECONDS,
             "start_timeout": terms.start_timeout,
             "missing_every": terms.missing_seconds,
         },

@@ -5,8 +5,7 @@
     /api/v1/status  what `windlass status` shows, as JSON; /metrics for Prometheus: with a Bearer value
     /healthz        "ok", for anybody
 
-The shell knows sockets and time, and decides one thing: who is dead. That is a member whose heartbeat is broken and not
-made again within a quarter of a second, or has been silent for failure_timeout.
+The shell knows sockets and time, and nothing else.
 """
 
 import asyncio
@@ -28,10 +27,10 @@ from windlass.control.api import metrics_text, status_of
 from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
 from windlass.control.door import STRANGER_SECONDS, Door
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.liveness import Liveness
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
 
-GRACE_SECONDS = 0.25  # in which a broken heartbeat can be made again
 QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
 _BACKLOG = 1024
 _GOODBYE_SECONDS = 2.0
@@ -65,14 +64,6 @@ class _Line:
         await self.ws.close()
 
 
-class _Pulse:
-    """The heartbeat of one member."""
-
-    def __init__(self, now: float) -> None:
-        self.last = now
-        self.connections = 0
-
-
 class Scheduler:
     """See the head of this file. Lives in one event loop."""
 
@@ -86,7 +77,7 @@ class Scheduler:
         self._needs_bearer = token is not None
         self._lines: dict[int, _Line] = {}  # by connection
         self._line_of: dict[int, _Line] = {}  # by member
-        self._pulses: dict[int, _Pulse] = {}  # by member
+        self._alive = Liveness(terms.failure_timeout)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_connection = 1
         self._door: Door | None = None
@@ -107,7 +98,7 @@ class Scheduler:
                         old.put(None)
                     self._line_of[member] = line
                     if self.state.members[member].join.role != "operator":
-                        self._pulses.setdefault(member, _Pulse(self._now()))
+                        self._alive.add(member, self._now())
                 case Refuse(connection, message):
                     if (refused := self._lines.get(connection)) is not None:
                         refused.put(m.encode(message))
@@ -115,7 +106,7 @@ class Scheduler:
                 case Tell(member, message):
                     self._tell(member, message)
                 case Cut(member):
-                    self._pulses.pop(member, None)
+                    self._alive.remove(member)
                     if (gone := self._line_of.pop(member, None)) is not None and not gone.put(None):
                         gone.task.cancel()
                 case Timer(name, seconds):
@@ -149,24 +140,11 @@ class Scheduler:
     # -- who is alive ------------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Declares dead who is silent for too long."""
-        timeout = self.state.terms.failure_timeout
-        period = min(timeout / 20, 1.0)
-        last = self._now()
+        """Declares dead who is."""
         while True:
-            await asyncio.sleep(period)
-            now = self._now()
-            if now - last > period + timeout / 4:  # it was us who slept: everybody gets the time to be heard again
-                for pulse in self._pulses.values():
-                    pulse.last = now
-            last = now
-            for member in [n for n, pulse in self._pulses.items() if now - pulse.last > timeout]:
-                self.feed(Died(member, f"no heartbeat for {timeout:g} s"))
-
-    def _check_grace(self, member: int) -> None:
-        pulse = self._pulses.get(member)
-        if pulse is not None and pulse.connections == 0:
-            self.feed(Died(member, f"its connection broke and was not made again within {GRACE_SECONDS:g} s"))
+            await asyncio.sleep(self._alive.period)
+            for member, why in self._alive.look(self._now()):
+                self.feed(Died(member, why))
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -239,25 +217,19 @@ class Scheduler:
         ws = await self._meet(request)
         if ws is None:
             return web.WebSocketResponse()
-        pulse: _Pulse | None = None
-        member = 0
+        member, known = 0, False
         try:
             first = await ws.receive_bytes(timeout=STRANGER_SECONDS)
             member = int.from_bytes(first, "little")
-            pulse = self._pulses.get(member)
-            if pulse is None or len(first) != 8:
-                return ws
-            pulse.connections += 1
-            pulse.last = self._now()
-            async for _ in ws:
-                pulse.last = self._now()
+            known = len(first) == 8 and self._alive.connected(member, self._now())
+            if known:
+                async for _ in ws:
+                    self._alive.heard(member, self._now())
         except (ConnectionError, TimeoutError, TypeError):
             pass
         finally:
-            if pulse is not None and member in self._pulses:
-                pulse.connections -= 1
-                if pulse.connections == 0:
-                    asyncio.get_running_loop().call_later(GRACE_SECONDS, self._check_grace, member)
+            if known:
+                self._alive.disconnected(member, self._now())
         return ws
 
     # -- for people and tools ----------------------------------------------------------------------------------------
@@ -266,18 +238,13 @@ class Scheduler:
         if self._needs_bearer and not check_bearer(self._token, request.headers.get("Authorization", "")):
             raise web.HTTPUnauthorized(headers={"WWW-Authenticate": "Bearer"}, text="expected the Bearer value\n")
 
-    def _ages(self) -> dict[int, float]:
-        """Seconds since each member was last heard of."""
-        now = self._now()
-        return {member: now - pulse.last for member, pulse in self._pulses.items()}
-
     async def _status(self, request: web.Request) -> web.StreamResponse:
         self._let_in(request)
-        return web.json_response(status_of(self.state, self._ages(), self.settings, self.started_at))
+        return web.json_response(status_of(self.state, self._alive.ages(self._now()), self.settings, self.started_at))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._let_in(request)
-        return web.Response(body=metrics_text(self.state, self._ages()), content_type="text/plain")
+        return web.Response(body=metrics_text(self.state, self._alive.ages(self._now())), content_type="text/plain")
 
     async def _healthz(self, request: web.Request) -> web.StreamResponse:
         return web.Response(text="ok\n")

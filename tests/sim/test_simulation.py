@@ -1,0 +1,56 @@
+"""V3: the control plane and the session logic under seeded fates; what runs here is what ships."""
+
+import collections
+
+import pytest
+
+from windlass.testing.simulation import Violation, simulate
+
+SEEDS, SEEDS_LONG = 200, 10_000
+
+
+def histories(seeds: range) -> collections.Counter[str]:
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in seeds:
+        try:
+            counts += simulate(seed).counts
+        except Violation as violation:
+            pytest.fail(f"seed {seed} (python -m windlass.testing.simulation --seed {seed} --seeds 1): {violation}")
+    return counts
+
+
+def check_load(counts: collections.Counter[str], seeds: int) -> None:
+    """A run in which too little happened would be no evidence."""
+    print(f"{seeds} histories: {dict(counts)}")
+    least = {"pushes": 500, "frames dropped": 50, "frames duplicated": 50, "moves done": 2, "break": 2, "partition": 1}
+    least |= {"deaths": 1, "crash": 0.5, "still": 1, "jump": 0.5, "shards checked": 2}
+    for what, per_seed in least.items():
+        assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
+
+
+def test_promises_are_kept_under_two_hundred_fates():
+    check_load(histories(range(SEEDS)), SEEDS)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_promises_are_kept_under_ten_thousand_fates():
+    check_load(histories(range(SEEDS_LONG)), SEEDS_LONG)
+
+
+def test_a_seed_gives_the_same_history_again():
+    first, again = simulate(11), simulate(11)
+    assert first.history.hexdigest() == again.history.hexdigest()
+    assert first.counts == again.counts
+    assert simulate(12).history.hexdigest() != first.history.hexdigest()
+
+
+@pytest.mark.parametrize("broken", ["sequence", "records"])
+def test_a_mechanism_that_is_off_is_noticed(broken: str):
+    red = 0
+    for seed in range(10):
+        try:
+            simulate(seed, broken)
+        except Violation:
+            red += 1
+    assert red >= 5

@@ -1,0 +1,657 @@
+"""A cluster in one thread, with a time, a network and a fate that follow from a seed.
+
+The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
+network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
+partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In the end faults stop, the
+cluster settles, and everything that was promised is checked. The same seed gives the same history, to the last event.
+
+    python -m windlass.testing.simulation --seeds 200
+"""
+
+import argparse
+import collections
+import functools
+import hashlib
+import heapq
+import itertools
+import random
+import sys
+from collections.abc import Callable
+
+from windlass import _core
+from windlass.control import messages as m
+from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.liveness import Liveness
+from windlass.control.model import Spec, Terms
+from windlass.control.state import State
+
+CLUSTER = 7
+SHARDS = 6
+FAULTS_SECONDS = 60.0
+SETTLE_SECONDS = 60.0
+APP = "default"
+RETRY_SECONDS = 0.5  # a client asks after requests that have no answer
+COPY_SECONDS = 0.05  # a shard's way from one server to another
+
+
+class Violation(AssertionError):
+    """A promise that was not kept."""
+
+
+def _spec(data: bytes) -> Spec:
+    return Spec(f"{APP}/{data.decode()}", False, data.decode(), [1000] * SHARDS)
+
+
+class World:
+    """Time, the network, and everybody."""
+
+    def __init__(self, seed: int, *, servers: int = 3, workers: int = 3, broken: str = "") -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.broken = broken  # which mechanism is off, to show that its check can fail
+        self.history = hashlib.sha256()
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.cut_off: set[int] = set()  # incarnations that the network does not reach
+        self.faulty = True
+        self.brain = Brain(self, servers)
+        self.servers = [Server(self, i) for i in range(servers)]
+        self.workers = [Worker(self, rank, workers) for rank in range(workers)]
+
+    def note(self, *what: object) -> None:
+        """What happened, for the history."""
+        self.history.update(repr((round(self.now, 6), *what)).encode())
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        """Later."""
+        heapq.heappush(self._queue, (self.now + seconds, next(self._order), do))
+
+    def delay(self) -> float:
+        """What a message takes: mostly little, now and then long."""
+        return self.random.expovariate(1000) if self.random.random() < 0.95 else self.random.uniform(0, 0.5)
+
+    def frame(self, sender: int, receiver: int, deliver: Callable[[], None]) -> None:
+        """A frame of the data plane: dropped, duplicated and reordered as fate will have it."""
+        copies = 1
+        if self.faulty:
+            fate = self.random.random()
+            copies = 0 if fate < 0.05 else 2 if fate < 0.1 else 1
+            self.counts["frames dropped" if copies == 0 else "frames duplicated" if copies == 2 else "frames"] += 1
+
+        def arrive() -> None:
+            if sender not in self.cut_off and receiver not in self.cut_off:
+                deliver()
+
+        for _ in range(copies):
+            self.after(self.delay(), arrive)
+
+    def run(self) -> None:
+        """Everything, and the checks."""
+        for member in [*self.servers, *self.workers]:
+            member.begin()
+        self.after(self.random.expovariate(1), self._fault)
+        self._until(FAULTS_SECONDS)
+        self.faulty = False
+        self.cut_off.clear()
+        for member in [*self.servers, *self.workers]:
+            member.still = False
+        self.note("faults stop")
+        self._until(FAULTS_SECONDS + SETTLE_SECONDS)
+        self.check()
+
+    def _until(self, end: float) -> None:
+        while self._queue and self._queue[0][0] <= end:
+            self.now, _, do = heapq.heappop(self._queue)
+            do()
+        self.now = end
+
+    def _fault(self) -> None:
+        if not self.faulty:
+            return
+        who: Member = self.random.choice([*self.servers, *self.workers])
+        kind = self.random.choices(
+            ["break", "beat", "crash", "still", "partition", "move", "jump"], [6, 3, 1, 2, 2, 12, 1]
+        )[0]
+        self.counts[kind] += 1
+        self.note("fault", kind, who.name)
+        match kind:
+            case "break":
+                who.lose_control()
+            case "beat":
+                who.lose_beat()
+            case "crash" if isinstance(who, Worker):  # without replicas a server's crash is the end of its shards
+                who.crash()
+                self.after(self.random.uniform(0.1, 10), who.begin)
+            case "still":
+                who.still = True
+                self.after(self.random.uniform(0.5, 15), who.wake)
+            case "partition":
+                incarnation = who.incarnation
+                self.cut_off.add(incarnation)
+                self.after(self.random.uniform(0.1, 8), lambda: self.cut_off.discard(incarnation))
+            case "move":
+                self.brain.move(self.random.randrange(SHARDS), self.random.randrange(len(self.servers)))
+            case "jump":
+                self.brain.sleep(self.random.uniform(1, 30))
+        self.after(self.random.expovariate(1), self._fault)
+
+    def check(self) -> None:
+        """Whether everything that was promised is so."""
+        state = self.brain.state
+        living = {w.rank: w.incarnation for w in self.workers if w.alive and not w.out}
+        app = state.apps[APP]
+        if app.workers != living:
+            raise Violation(f"the view has {app.workers}, but {living} are there")
+        for worker in self.workers:
+            if worker.alive and not worker.out and worker.view != app.view and app.started:
+                raise Violation(f"{worker.name} knows view {worker.view}, not {app.view}")
+        if not state.objects:
+            return
+        object_ = next(iter(state.objects.values()))
+        for shard, (owner, term) in enumerate(zip(object_.owners, object_.terms, strict=True)):
+            holders = [s.index for s in self.servers if s.alive and s.holds(shard)]
+            if state.lost and owner in state.lost:
+                continue
+            if holders != [owner]:
+                raise Violation(f"shard {shard} is on {holders}; the map says {owner}, term {term}")
+            self._check_pushes(shard, self.servers[owner])
+            self.counts["shards checked"] += 1
+
+    def _check_pushes(self, shard: int, owner: "Server") -> None:
+        total = 0
+        for worker in self.workers:
+            for incarnation, pushed in worker.pushed.items():
+                values = pushed[shard]
+                record = owner.shards[shard].records.get(incarnation)
+                applied = 0 if record is None else record.sequence
+                acknowledged = worker.acknowledged[incarnation][shard]
+                if acknowledged > applied:
+                    raise Violation(f"{worker.name}, shard {shard}: {acknowledged} acknowledged, {applied} applied")
+                if worker.alive and not worker.out and incarnation == worker.incarnation and applied != len(values):
+                    raise Violation(f"{worker.name}, shard {shard}: {applied} of {len(values)} pushes applied")
+                total += sum(values[:applied])
+        if total != owner.shards[shard].total:
+            raise Violation(f"shard {shard} has {owner.shards[shard].total}, expected {total}")
+
+
+class Brain:
+    """The scheduler process around the state machine."""
+
+    def __init__(self, world: World, servers: int) -> None:
+        self.world = world
+        self.state = State(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
+        self.alive = Liveness(5.0)
+        self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
+        self.of: dict[int, int] = {}  # the connection of each member
+        self._asleep_until = 0.0
+        self._numbers = itertools.count(1)
+        self._operator = 999
+        self._do(self.state.begin())
+        self.feed(Came(next(self._numbers), m.Join("operator", self._operator)))
+        self._look()
+
+    def feed(self, event: Event) -> None:
+        self.world.note(event)
+        self._do(self.state.handle(event))
+
+    def sleep(self, seconds: float) -> None:
+        """It stands still: what arrives waits."""
+        self._asleep_until = self.world.now + seconds
+
+    def awake(self, do: Callable[[], None]) -> None:
+        """Now, or when it is awake again."""
+        left = self._asleep_until - self.world.now
+        if left > 0:
+            self.world.after(left, lambda: self.awake(do))
+        else:
+            do()
+
+    def _look(self) -> None:
+        def look() -> None:
+            for member, why in self.alive.look(self.world.now):
+                self.world.counts["deaths"] += 1
+                self.feed(Died(member, why))
+
+        self.awake(look)
+        self.world.after(self.alive.period, self._look)
+
+    def move(self, shard: int, server: int) -> None:
+        if self.state.objects:
+            self.feed(Said(self._operator, m.Move(next(self._numbers), f"{APP}/w", shard, server)))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Admit(connection, member):
+                    self.of[member] = connection
+                    if member != self._operator:
+                        self.alive.add(member, self.world.now)
+                case Refuse(connection, message):
+                    self._send(connection, message)
+                case Tell(member, message) if member in self.of:
+                    self._send(self.of[member], message)
+                case Cut(member):
+                    self.alive.remove(member)
+                    if (there := self.connections.get(self.of.pop(member, 0))) is not None:
+                        self.world.after(0.001, lambda there=there: there[0].closed(there[1]))  # type: ignore[misc]
+                case Timer(name, seconds) if seconds is not None:
+                    self.world.after(seconds, lambda name=name: self.awake(lambda: self.feed(Fired(name))))  # type: ignore[misc]
+                case End():
+                    raise Violation("the cluster ended")
+                case Log() | Timer() | Tell():
+                    pass
+
+    def _send(self, connection: int, message: m.Message) -> None:
+        if (there := self.connections.get(connection)) is None:
+            return
+        member, number = there
+        data = m.encode(message)  # what arrives has been through the encoding
+        self.world.after(0.0005, lambda: member.receive(number, m.read_scheduler(data)))
+
+    # What members do to it.
+
+    def accept(self, member: "Member", number: int, join: m.Join) -> None:
+        connection = next(self._numbers)
+        self.connections[connection] = (member, number)
+        member.connection = connection
+        self.awake(lambda: self.feed(Came(connection, join)) if connection in self.connections else None)
+
+    def broke(self, connection: int, incarnation: int) -> None:
+        self.connections.pop(connection, None)
+        if self.of.get(incarnation) == connection:
+            del self.of[incarnation]
+
+    def said(self, connection: int, incarnation: int, message: m.Message) -> None:
+        data = m.encode(message)
+
+        def deliver() -> None:
+            if self.of.get(incarnation) == connection:
+                self.feed(Said(incarnation, m.read_member(data)))
+
+        self.world.after(0.0005, lambda: self.awake(deliver))
+
+
+class Member:
+    """What servers and workers have in common: a control connection and a heartbeat."""
+
+    role = ""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.incarnation = 0
+        self.connection = 0
+        self.alive = False
+        self.out = False  # the scheduler refused it
+        self.still = False
+        self.joined = False
+        self._number = 0  # of its connections
+        self._inbox: collections.deque[tuple[int, m.Message]] = collections.deque()
+        self._beating = False
+
+    def join(self) -> m.Join:
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """A new process."""
+        self.incarnation = self.world.random.getrandbits(63) | 1
+        self.alive, self.out, self.still, self.joined = True, False, False, False
+        self.world.note("begin", self.name, self.incarnation)
+        self._connect()
+        self._beat(self.incarnation)
+
+    def crash(self) -> None:
+        """All its connections break, and it knows nothing any more."""
+        self.alive = False
+        self.lose_control()
+        self.lose_beat()
+
+    def wake(self) -> None:
+        """After standing still."""
+        self.still = False
+
+    def _reachable(self) -> bool:
+        return self.alive and not self.still and self.incarnation not in self.world.cut_off
+
+    def _connect(self) -> None:
+        if not self.alive or self.out:
+            return
+        if not self._reachable():
+            self.world.after(0.2, self._connect)
+            return
+        self._number += 1
+        self.world.brain.accept(self, self._number, self.join())
+
+    def lose_control(self) -> None:
+        """The control connection breaks."""
+        self.world.brain.broke(self.connection, self.incarnation)
+        self._number += 1
+        self.world.after(self.world.random.uniform(0.01, 0.5), self._connect)
+
+    def closed(self, number: int) -> None:
+        """The scheduler has closed the connection, which is noticed when the network lets it through."""
+        if number != self._number or not self.alive:
+            return
+        if self._reachable():
+            self.lose_control()
+        else:
+            self.world.after(0.2, lambda: self.closed(number))
+
+    def lose_beat(self) -> None:
+        """The heartbeat's connection breaks; it is made again at once, if there is anybody to do that."""
+        if self._beating:
+            self._beating = False
+            self.world.brain.alive.disconnected(self.incarnation, self.world.now)
+
+    def _beat(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        if self._reachable() and self.joined:
+            brain = self.world.brain
+
+            def arrive() -> None:
+                if not self._beating:
+                    self._beating = brain.alive.connected(incarnation, self.world.now)
+                brain.alive.heard(incarnation, self.world.now)
+
+            brain.awake(arrive)
+        self.world.after(0.1, lambda: self._beat(incarnation))
+
+    def tell(self, message: m.Message) -> None:
+        if self._reachable():
+            self.world.brain.said(self.connection, self.incarnation, message)
+
+    def receive(self, number: int, message: m.Message) -> None:
+        """From the scheduler, over one of its connections: in order, and TCP keeps what cannot be read yet."""
+        self._inbox.append((number, message))
+        if len(self._inbox) == 1:
+            self._read()
+
+    def _read(self) -> None:
+        while self._inbox:
+            if self.alive and not self._reachable():
+                self.world.after(0.2, self._read)
+                return
+            number, message = self._inbox.popleft()
+            if number == self._number and self.alive:
+                self._hear(message)
+
+    def _hear(self, message: m.Message) -> None:
+        if isinstance(message, m.Welcome):
+            self.joined = True
+        if isinstance(message, m.Refused):
+            self.world.note("refused", self.name, message.error)
+            self.out = True
+            self.lose_beat()
+            self.gone()
+            return
+        self.heard(message)
+
+    def gone(self) -> None:
+        """After a refusal."""
+
+    def heard(self, message: m.Message) -> None:
+        raise NotImplementedError
+
+
+class Shard:
+    """What a server has of a shard."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.total = 0
+        self.records: dict[int, _core.Record] = {}
+        self.frozen = False
+
+    def copy(self, term: int, *, records: bool) -> "Shard":
+        made = Shard(term)
+        made.total = self.total
+        for incarnation, record in self.records.items() if records else ():
+            made.records[incarnation] = _core.Record()
+            made.records[incarnation].sequence = record.sequence
+        return made
+
+
+class Server(Member):
+    """Holds shards; applies each push once."""
+
+    role = "server"
+
+    def __init__(self, world: World, index: int) -> None:
+        super().__init__(world, f"server {index}")
+        self.index = index
+        self.shards: dict[int, Shard] = {}
+        self.moved: dict[int, tuple[int, int]] = {}  # to which server, under which term
+
+    def join(self) -> m.Join:
+        return m.Join("server", self.incarnation, rank=self.index, addresses=[f"unix://@{self.index}"], pid=1)
+
+    def begin(self) -> None:
+        self.shards.clear()
+        self.moved.clear()
+        super().begin()
+
+    def holds(self, shard: int) -> bool:
+        return shard in self.shards and shard not in self.moved
+
+    def heard(self, message: m.Message) -> None:
+        match message:
+            case m.Welcome():
+                self.tell(m.Ready())
+            case m.MoveShard():
+                self._move(message)
+
+    def attach(self, runs: list[tuple[int, int, int]]) -> None:
+        """An object of which it has shards, as a client says."""
+        for i, (first, server, term) in enumerate(runs):
+            end = runs[i + 1][0] if i + 1 < len(runs) else SHARDS
+            for shard in range(first, end) if server == self.index and term == 1 else ():
+                if shard not in self.shards and shard not in self.moved:
+                    self.shards[shard] = Shard(term)
+
+    def push(self, sender: "Worker", incarnation: int, shard: int, sequence: int, value: int, request: int) -> None:
+        """A frame has arrived."""
+        if not self._reachable():
+            return
+
+        def answer(status: str, *more: int) -> None:
+            arrive = functools.partial(sender.answered, incarnation, request, status, *more)
+            self.world.frame(self.incarnation, incarnation, arrive)
+
+        there = self.shards.get(shard)
+        if shard in self.moved:
+            answer("moved", *self.moved[shard])
+        elif there is None or there.frozen:
+            return  # it is asked again
+        else:
+            record = there.records.setdefault(incarnation, _core.Record())
+            admission = record.admit(sequence)
+            if admission == _core.Admission.APPLY or self.world.broken == "sequence":
+                record.sequence = max(record.sequence, sequence)
+                there.total += value
+            if admission != _core.Admission.GAP:
+                answer("ok")
+
+    def _move(self, order: m.MoveShard) -> None:
+        there = self.shards.get(order.shard)
+        if there is None or order.shard in self.moved:
+            if self.moved.get(order.shard) == (order.server, order.term):
+                self.tell(m.Moved(order.move))  # it was done, and the word of it was lost
+            return
+        if there.frozen:
+            return
+        there.frozen = True
+        target = self.world.servers[order.server]
+        mine = self.incarnation
+        self.world.note("moving", order.shard, self.index, order.server)
+
+        def arrive() -> None:
+            ok = target._reachable() and self._reachable() and mine == self.incarnation
+            there.frozen = False
+            if ok:
+                target.shards[order.shard] = there.copy(order.term, records=self.world.broken != "records")
+                target.moved.pop(order.shard, None)
+                self.moved[order.shard] = (order.server, order.term)
+                del self.shards[order.shard]
+                self.world.counts["moves done"] += 1
+            self.tell(m.Moved(order.move, "" if ok else "out of reach"))
+
+        self.world.after(COPY_SECONDS, arrive)
+
+
+class Worker(Member):
+    """Pushes numbers to shards, one after the other, and sends again what has no answer."""
+
+    role = "worker"
+
+    def __init__(self, world: World, rank: int, world_size: int) -> None:
+        super().__init__(world, f"worker {rank}")
+        self.rank = rank
+        self.world_size = world_size
+        self.pushed: dict[int, dict[int, list[int]]] = {}  # values by incarnation and shard
+        self.acknowledged: dict[int, dict[int, int]] = {}
+        self.view = 0
+        self._owners: list[int] = []
+        self._terms: list[int] = []
+        self._boxes: dict[int, _core.Outbox] = {}
+        self._requests: dict[int, tuple[int, int, int]] = {}  # shard, sequence, value
+
+    def join(self) -> m.Join:
+        return m.Join("worker", self.incarnation, APP, self.rank, self.world_size, pid=1)
+
+    def begin(self) -> None:
+        if self.alive:
+            return
+        self.view = 0
+        self._owners = []
+        self._boxes.clear()
+        self._requests.clear()
+        super().begin()
+        self.pushed[self.incarnation] = collections.defaultdict(list)
+        self.acknowledged[self.incarnation] = collections.defaultdict(int)
+        self._retry(self.incarnation)
+
+    def gone(self) -> None:
+        """The process ends, and somebody starts another."""
+        self.alive = False
+        self.world.after(1.0, self.begin)
+
+    def heard(self, message: m.Message) -> None:
+        match message:
+            case m.View(_, number):
+                if number < self.view:
+                    raise Violation(f"{self.name} was shown view {number} after {self.view}")
+                if self.incarnation not in [peer.incarnation for peer in message.workers]:
+                    raise Violation(f"{self.name} is not in the view that it is shown")
+                if len({peer.index for peer in message.workers}) != len(message.workers):
+                    raise Violation("two workers have one rank")
+                first, self.view = self.view == 0, number
+                if first:
+                    self.tell(m.Open(1, b"w"))
+                    self._push(self.incarnation)
+            case m.Answer(_, error, _, placed) if placed and not error and not self._owners:
+                self._learn(placed[0].runs)
+            case m.ShardMoved(_, shard, server, term) if self._owners:
+                self._moved(shard, server, term)
+
+    def _learn(self, runs: list[tuple[int, int, int]]) -> None:
+        for i, (first, server, term) in enumerate(runs):
+            end = runs[i + 1][0] if i + 1 < len(runs) else SHARDS
+            self._owners += [server] * (end - first)
+            self._terms += [term] * (end - first)
+        self._terms = self._terms[-SHARDS:]
+        for server_ in self.world.servers:
+            server_.attach(runs)
+
+    def _moved(self, shard: int, server: int, term: int) -> None:
+        if term > self._terms[shard]:
+            self._owners[shard], self._terms[shard] = server, term
+
+    def _push(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive or self.out:
+            return
+        if self._owners and self.world.faulty and not self.still and len(self._requests) < 20:
+            shard, value = self.world.random.randrange(SHARDS), self.world.random.randrange(1, 100)
+            values = self.pushed[incarnation][shard]
+            values.append(value)
+            request = sum(map(len, self.pushed[incarnation].values()))
+            self._requests[request] = (shard, len(values), value)
+            self._box(self._owners[shard]).add(request, request)
+            self.world.counts["pushes"] += 1
+            self._send()
+        self.world.after(self.world.random.expovariate(20), lambda: self._push(incarnation))
+
+    def _box(self, server: int) -> _core.Outbox:
+        return self._boxes.setdefault(server, _core.Outbox())
+
+    def _send(self) -> None:
+        if not self._reachable():
+            return
+        for server, box in self._boxes.items():
+            while (request := box.next()) is not None:
+                shard, sequence, value = self._requests[request]
+                self._frame(self.world.servers[server], shard, sequence, value, request)
+
+    def _frame(self, server: Server, shard: int, sequence: int, value: int, request: int) -> None:
+        incarnation = self.incarnation
+        self.world.frame(
+            incarnation,
+            server.incarnation,
+            lambda: server.push(self, incarnation, shard, sequence, value, request),
+        )
+
+    def _retry(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        for box in self._boxes.values():
+            box.lost()
+        self._send()
+        self.world.after(RETRY_SECONDS, lambda: self._retry(incarnation))
+
+    def answered(self, incarnation: int, request: int, status: str, *more: int) -> None:
+        """A frame has arrived."""
+        if incarnation != self.incarnation or not self._reachable() or request not in self._requests:
+            return
+        shard, sequence, _ = self._requests[request]
+        box = next((b for b in self._boxes.values() if b.find(request) is not None), None)
+        if status == "moved":
+            self._moved(shard, more[0], more[1])
+            if box is not None and box is not self._box(self._owners[shard]):
+                box.answered(request)
+                self._box(self._owners[shard]).add(request, request)
+                self._send()
+            return
+        acknowledged = self.acknowledged[incarnation]
+        acknowledged[shard] = max(acknowledged[shard], sequence)
+        del self._requests[request]
+        if box is not None:
+            box.answered(request)
+
+
+def simulate(seed: int, broken: str = "") -> World:
+    """One history. Raises Violation."""
+    world = World(seed, broken=broken)
+    world.run()
+    return world
+
+
+def main() -> int:
+    """For the command line."""
+    parser = argparse.ArgumentParser(description="Runs the control plane and the session logic under many fates.")
+    parser.add_argument("--seeds", type=int, default=200, help="how many histories")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    arguments = parser.parse_args()
+    counts: collections.Counter[str] = collections.Counter()
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        try:
+            counts += simulate(seed).counts
+        except Violation as violation:
+            print(f"seed {seed}: {violation}")
+            return 1
+    print(f"{arguments.seeds} histories from seed {arguments.seed}: {dict(counts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
