@@ -83,7 +83,7 @@ def test_one_app_that_cannot_start_does_not_end_another():
         ({"world_size": 2, "rank": 2}, "InvalidArgument", "rank 2 is not in a world of 2 (app 'default')"),
         ({"world_size": 2, "rank": 1}, "InvalidArgument", "rank 1 is taken, by worker 1 of app 'default'"),
         ({"world_size": 2}, "InvalidArgument", "rank 2 is not in a world of 2"),
-        ({"world_size": 0}, "InvalidArgument", "world_size must be at least 1, not 0"),
+        ({"world_size": 0}, "InvalidArgument", "world_size must be between 1 and 1048576, not 0"),
         ({"app": "a/b"}, "InvalidArgument", "app must be 1 to 256 bytes of printable text without '/', not 'a/b'"),
         ({"app": ""}, "InvalidArgument", "app must be 1 to 256 bytes"),
     ],

@@ -9,6 +9,7 @@ An app starts when the expected servers and all of its workers are there: then i
 every change of who trains together is a view with the next number.
 """
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from windlass.control import messages as m
@@ -31,6 +32,7 @@ from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec
 from windlass.control.placement import place
 
 OBJECTS_MAX = 1 << 16
+WORLD_MAX = 1 << 20
 MISSING_NAMED_MAX = 16  # ranks that a message lists before it only counts
 
 
@@ -253,8 +255,8 @@ class State:
             raise Wrong(
                 "InvalidArgument", f"app must be 1 to 256 bytes of printable text without '/', not {join.app!r}"
             )
-        if join.world_size < 1:
-            raise Wrong("InvalidArgument", f"world_size must be at least 1, not {join.world_size}")
+        if not 1 <= join.world_size <= WORLD_MAX:
+            raise Wrong("InvalidArgument", f"world_size must be between 1 and {WORLD_MAX}, not {join.world_size}")
         return self.apps.setdefault(join.app, App(join.app, join.world_size))
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -289,10 +291,10 @@ class State:
         for app in self.apps.values():
             if app.started or not app.workers:
                 continue
-            ranks = [rank for rank in range(app.world_size) if rank not in app.workers]
-            names += [f"worker {rank} of app {app.name!r}" for rank in ranks[:MISSING_NAMED_MAX]]
-            if len(ranks) > MISSING_NAMED_MAX:
-                names.append(f"{len(ranks) - MISSING_NAMED_MAX} more workers of app {app.name!r}")
+            ranks = (rank for rank in range(app.world_size) if rank not in app.workers)
+            names += [f"worker {rank} of app {app.name!r}" for rank in itertools.islice(ranks, MISSING_NAMED_MAX)]
+            if (more := app.world_size - len(app.workers) - MISSING_NAMED_MAX) > 0:
+                names.append(f"{more} more workers of app {app.name!r}")
         if not self.members and not self.ever_started:
             names.append("any worker")
         return names
