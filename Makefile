@@ -27,7 +27,7 @@ $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
 setup: $(VENV)/built ## a virtual environment with windlass built in place
 
 demo: setup ## train a real model and show how well it does
-	$(BIN)/python apps/softmax/train.py
+	$(BIN)/windlass run --servers 2 --workers 2 apps/softmax/train.py
 
 test: setup test-core ## all tests
 	$(BIN)/python -m pytest -q tests

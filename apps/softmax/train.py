@@ -5,7 +5,8 @@ The worker computes gradients with numpy; the server keeps the weights and appli
     1. compute the gradient of the loss at the weights at hand
     2. push_pull: send it, and get back the weights after the step
 
-Here the server is an engine inside this process. Run: python apps/softmax/train.py --help
+Alone (python apps/softmax/train.py) the server is an engine inside this process. With several workers (windlass run
+--servers 2 --workers 2 apps/softmax/train.py) each takes its share of every epoch, and nobody waits for anybody.
 """
 
 import argparse
@@ -52,16 +53,16 @@ def train(
 
     shuffle = np.random.default_rng(args.seed)
     for epoch in range(1, args.epochs + 1):
-        order = shuffle.permutation(samples)
+        order = shuffle.permutation(samples)[cluster.rank :: cluster.world_size]  # the same order for all workers
         loss_sum = 0.0
-        for begin in range(0, samples, args.batch):
+        for begin in range(0, len(order), args.batch):
             batch = order[begin : begin + args.batch]
             loss_sum += gradients(data.x_train[batch], data.y_train[batch], weights, bias, grad_w, grad_b)
             w.push_pull(grad_w, out=weights)
             b.push_pull(grad_b, out=bias)
         if not math.isfinite(loss_sum):
             raise Diverged(f"the loss of epoch {epoch} is not a number any more; try a smaller --lr than {args.lr:g}")
-        report(epoch, loss_sum / samples)
+        report(epoch, loss_sum / len(order))
     return weights, bias
 
 
@@ -111,13 +112,17 @@ def main() -> None:
     args = arguments()
     data = load_digits(fallback=args.fallback)
     samples, pixels = data.x_train.shape
-    print(f"{data.name}: {samples} to train on, {len(data.x_test)} to test on, {pixels} pixels each", flush=True)
 
     # Overflow ends in a loss that is not a number, which train() reports.
-    with np.errstate(over="ignore", invalid="ignore"), wl.connect() as cluster, progress(args.epochs) as report:
-        begin = time.perf_counter()
-        weights, bias = train(cluster, data, args, report)
-        seconds = time.perf_counter() - begin
+    with np.errstate(over="ignore", invalid="ignore"), wl.connect() as cluster:
+        if cluster.rank != 0:  # one worker speaks for all
+            train(cluster, data, args, lambda epoch, loss: None)
+            return
+        print(f"{data.name}: {samples} to train on, {len(data.x_test)} to test on, {pixels} pixels each", flush=True)
+        with progress(args.epochs) as report:
+            begin = time.perf_counter()
+            weights, bias = train(cluster, data, args, report)
+            seconds = time.perf_counter() - begin
 
     right = (data.x_test @ weights + bias).argmax(axis=1) == data.y_test
     print(f"test accuracy {right.mean():.4f}")
