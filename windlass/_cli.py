@@ -78,6 +78,12 @@ def local(json: Json = None, rows: Rows = 5_000_000) -> None:
     _measure("local", rows, json)
 
 
+@bench.command()
+def control(json: Json = None) -> None:
+    """Starting a cluster, gathering in it, and doing nothing in it."""
+    _measure("control", 0, json)
+
+
 def main() -> None:
     """The entry point."""
     app()

@@ -1,0 +1,165 @@
+"""``windlass bench control``: how long a cluster takes to start, to gather, and what it costs to do nothing."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from rich.console import Console
+
+from windlass import _core
+from windlass.bench._figures import Suite, interleave
+from windlass.control import messages as m
+from windlass.control.events import Came, Died, Said
+from windlass.control.model import Spec, Terms
+from windlass.control.state import State
+from windlass.testing import LocalCluster
+from windlass.testing.cluster import until
+
+SERVERS, WORKERS = 2, 2
+PROCESSES, SESSIONS = 4, 200
+MEMBERS = 10_000
+SESSION = """
+import sys, threading, time
+import windlass as wl
+first, count, world = map(int, sys.argv[1:])
+clusters = [None] * count
+def join(i):
+    clusters[i] = wl.connect(rank=first + i, world_size=world, timeout=60)
+print("ready", flush=True)
+sys.stdin.readline()
+threads = [threading.Thread(target=join, args=(i,)) for i in range(count)]
+for t in threads: t.start()
+for t in threads: t.join()
+print("joined", sum(c is not None for c in clusters), flush=True)
+sys.stdin.readline()
+for c in clusters: c.close()
+"""
+
+
+def run(console: Console, rows: int, quick: bool = False) -> Suite:
+    """All figures. `rows` has no meaning here; quick: to see that it works, not how fast."""
+    del rows
+    suite = Suite(f"windlass bench control ({_core.cores()} cores)", console)
+    start(suite, 1 if quick else 7)
+    gather(suite, 20 if quick else SESSIONS)
+    events(suite, 500 if quick else MEMBERS)
+    idle(suite, 1.0 if quick else 10.0)
+    return suite
+
+
+def start(suite: Suite, rounds: int) -> None:
+    """An empty script under `windlass run`, against as many bare interpreters that import windlass, all at once."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "empty.py"
+        script.write_text("")
+        command = [sys.executable, "-m", "windlass", "run", "--servers", str(SERVERS), "--workers", str(WORKERS)]
+
+        def ours() -> float:
+            begun = time.perf_counter()
+            subprocess.run([*command, str(script)], check=True)
+            return time.perf_counter() - begun
+
+        def bare() -> float:
+            begun = time.perf_counter()
+            processes = [
+                subprocess.Popen([sys.executable, "-c", "import windlass"]) for _ in range(SERVERS + WORKERS + 1)
+            ]
+            for process in processes:
+                process.wait()
+            return time.perf_counter() - begun
+
+        mine, limit = interleave(ours, bare, rounds)
+    suite.latency(
+        f"run of an empty script, {SERVERS} servers, {WORKERS} workers",
+        mine * 1e3,
+        limit * 1e3,
+        "ms",
+        bar=2.5,
+        against=f"{SERVERS + WORKERS + 1} interpreters that import windlass",
+    )
+
+
+def gather(suite: Suite, sessions: int) -> None:
+    """Many sessions that join at once: until all of them are in a view."""
+    each = sessions // PROCESSES
+    with LocalCluster(servers=1, failure_timeout=10.0) as cluster:
+        environment = os.environ | cluster.environment(WINDLASS_TRANSPORT="socket")
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", SESSION, str(i * each), str(each), str(each * PROCESSES)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            for i in range(PROCESSES)
+        ]
+        try:
+            for process in processes:
+                assert process.stdout is not None
+                process.stdout.readline()
+            begun = time.perf_counter()
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            joined = sum(int(process.stdout.readline().split()[1]) for process in processes if process.stdout)
+            seconds = time.perf_counter() - begun
+            if joined != each * PROCESSES:
+                raise RuntimeError(f"{joined} of {each * PROCESSES} sessions joined")
+        finally:
+            for process in processes:
+                process.communicate("end\n", timeout=60)
+    suite.absolute(f"{each * PROCESSES} sessions from {PROCESSES} processes, all in a view", seconds, "s", bar="<= 10")
+
+
+def events(suite: Suite, members: int) -> None:
+    """What an event costs the state machine when there are many members."""
+    spec = Spec("default/w", True, "", [0] * 256)
+    state = State(Terms(1, servers=100, linger=True), lambda data: spec, lambda a, b: True)
+
+    def each(what: str, feed: list[object]) -> None:
+        begun = time.perf_counter()
+        for event in feed:
+            state.handle(event)  # type: ignore[arg-type]
+        suite.absolute(
+            f"{what}, {members} members", (time.perf_counter() - begun) / len(feed) * 1e6, "us per event", bar=""
+        )
+
+    for i in range(100):
+        state.handle(Came(i, m.Join("server", 1 + i, addresses=[f"tcp://h:{1 + i}"])))
+        state.handle(Said(1 + i, m.Ready()))
+    workers = members - 100
+    joins = [Came(1000 + r, m.Join("worker", 1000 + r, "default", r, workers)) for r in range(workers)]
+    each("join", list(joins[:-1]))
+    state.handle(joins[-1])
+    each("open", [Said(1000, m.Open(i, b"")) for i in range(200)])
+    each("report", [Said(1000 + i, m.Report(clock=i)) for i in range(workers)])
+    each("death, with a view for all", [Died(1000 + i, "killed") for i in range(5)])
+
+
+def idle(suite: Suite, seconds: float) -> None:
+    """The processor time of members that do nothing."""
+    with LocalCluster(servers=1, failure_timeout=10.0) as cluster:
+        worker = cluster.worker(
+            "import time, windlass as wl\nc = wl.connect()\nprint('connected', flush=True)\ntime.sleep(600)"
+        )
+        until(lambda: "connected" in worker.output(), "it has joined", 30)
+        time.sleep(0.5)
+        processes = {"scheduler": cluster.scheduler.pid, "server": cluster.servers[0].pid, "worker": worker.pid}
+        before = {name: _cpu_seconds(pid) for name, pid in processes.items()}
+        time.sleep(seconds)
+        for name, pid in processes.items():
+            share = (_cpu_seconds(pid) - before[name]) / seconds
+            suite.absolute(f"idle {name}", share * 100, "% of a core", bar="< 1")
+
+
+def _cpu_seconds(pid: int) -> float:
+    """As the kernel's scheduler counts it, by the nanosecond."""
+    total = 0
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
