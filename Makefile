@@ -57,6 +57,7 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench core
 	$(BIN)/windlass bench wire
 	$(BIN)/windlass bench local
+	$(BIN)/windlass bench control
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized
