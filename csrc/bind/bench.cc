@@ -14,7 +14,8 @@ namespace windlass::bind {
 namespace {
 
 // Seconds of the best of `repeats` runs of work(thread, threads), each started on all threads at once. The last thread
-// that comes to a meeting reads the time for all: one that noticed late could have missed what the others did meanwhile.
+// that comes to a meeting reads the time for all: one that noticed late could have missed what the others did
+// meanwhile.
 template <class Work>
 double best_of(int threads, int repeats, Work work) {
   nb::gil_scoped_release release;
