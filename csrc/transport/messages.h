@@ -63,9 +63,9 @@ struct Map {
   friend bool operator==(const Map&, const Map&) = default;
 
   const Owned& run_of(uint32_t shard) const;
-  // The shards of one server: one run, or an empty one.
+  // The longest run of one server, or an empty one. When an object is made a server has one at most.
   Run run_of_server(uint32_t server, uint32_t shards) const;
-  // Ok when the runs cover all shards in order, each server with one run at most.
+  // Ok when the runs cover all shards in order.
   Status check(uint32_t shards, uint32_t servers) const;
 };
 void encode(const Map& map, wire::Writer* to);
