@@ -58,7 +58,7 @@ def send_shard(
     """Moves a shard from this server's host to another server, and returns when it is there.
 
     object, shard: their numbers. to, server: the other server's address, and its number in the list. term: higher than
-    the shard's is now. deadline: a time of ``time.monotonic()``.
+    the shard's is now, and never used for another target. deadline: a time of ``time.monotonic()``.
 
     When it raises, the shard is still here, under its old term. A move that was made already is not made again.
     """

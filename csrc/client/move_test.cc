@@ -230,6 +230,30 @@ TEST(requests_that_are_given_up_while_their_shard_is_nowhere_end) {
   CHECK(worker.links->ended(soon()));
 }
 
+TEST(a_push_that_times_out_while_its_shard_is_nowhere_goes_on_with_a_copy) {
+  for (const uint64_t n : {uint64_t{100}, uint64_t{5000}}) {  // sent, and in an arena
+    Hosts hosts(2);
+    Joined worker(hosts);
+    const auto t = small(worker, "w", n);
+    for (int i = 0; i < 3; ++i) CHECK_OK(push_one(*t, 1));
+    const uint32_t at = t->owners()->of(0).server, to = 1 - at, object = t->map().object;
+    CHECK_OK(worker.links->moved(object, 0, to, 2));
+    std::vector<int64_t> g(n, 5), out(n);
+    const Array in = array_of(g.data(), {n}), into = array_of(out.data(), {n});
+    CHECK_CODE(now(*t, TensorRequest{.in = &in}, in_ms(20)), Code::kTimeout);
+    std::fill(g.begin(), g.end(), 1'000'000);  // the caller's again
+    Ref<TensorCall> push, pull;
+    CHECK_OK(t->start(TensorRequest{.in = &in}, How::kFuture, &push, soon()));
+    std::fill(g.begin(), g.end(), 7'000'000);
+    CHECK_OK(t->start(TensorRequest{.out = &into}, How::kFuture, &pull, soon()));
+    CHECK_CODE(push->wait(in_ms(20)), Code::kTimeout);
+    CHECK(!pull->take_back());  // it has left, and been refused
+    CHECK_OK(move_shard(hosts[at], hosts[to], object, 0, to, 2));
+    CHECK_OK(push->wait(soon()));
+    CHECK_EQ(pull_one(*t), 1'000'008);
+  }
+}
+
 TEST(moved_refuses_what_cannot_be) {
   Hosts hosts(2);
   Joined worker(hosts);
