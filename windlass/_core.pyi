@@ -191,6 +191,15 @@ class Tensor:
         """
 
     @property
+    def object(self) -> int:
+        """Its number on servers elsewhere."""
+
+    def owner(self, shard: int) -> tuple[int, int]:
+        """
+        The server that has a shard, as this client knows, and since which term.
+        """
+
+    @property
     def shards(self) -> int: ...
 
     @property
@@ -226,7 +235,49 @@ class Table:
 
     def fingerprint(self, timeout: float) -> int: ...
 
+    @property
+    def object(self) -> int:
+        """Its number on servers elsewhere."""
+
+    def owner(self, shard: int) -> tuple[int, int]:
+        """
+        The server that has a shard, as this client knows, and since which term.
+        """
+
     def export(self) -> Export: ...
+
+class Departure:
+    """A shard that leaves for another server."""
+
+    def next(self) -> tuple[memoryview, memoryview] | None:
+        """
+        The next chunk, its header and its body, good until the next call; None when that was the last.
+        """
+
+    def commit(self) -> None:
+        """The other server has all of it: from now on it is there."""
+
+    def abort(self) -> None:
+        """It stays, unless it has left."""
+
+    @property
+    def frozen(self) -> bool: ...
+
+class Arrival:
+    """A shard that comes from another server."""
+
+    @staticmethod
+    def body_bytes(head: bytes) -> int:
+        """How many bytes follow a chunk's header."""
+
+    def take(self, head: bytes, body: object) -> None:
+        """The next chunk."""
+
+    def close(self) -> None:
+        """Leaves nothing behind of what is not complete."""
+
+    @property
+    def complete(self) -> bool: ...
 
 class Host:
     """The native part of a server process."""
@@ -240,6 +291,17 @@ class Host:
 
     def set_cluster(self, cluster: int) -> None:
         """Clients of another cluster are refused."""
+
+    def depart(self, object: int, shard: int, server: int, term: int) -> Departure | None:
+        """
+        Begins to move a shard to another server; None when it is there already.
+        """
+
+    def arrive(self) -> Arrival:
+        """A shard that is about to come."""
+
+    def whereabouts(self, object: int, shard: int) -> tuple[int, int]:
+        """The server that has a shard, as this one knows, and its term."""
 
     @property
     def incarnation(self) -> int: ...
@@ -280,6 +342,11 @@ class Links:
         """Why it cannot be reached at the moment."""
 
     def wait_ready(self, timeout: float) -> None: ...
+
+    def moved(self, object: int, shard: int, server: int, term: int) -> None:
+        """
+        A shard has a new server: what waits for one that is out of reach goes on.
+        """
 
     def stop(self) -> None: ...
 

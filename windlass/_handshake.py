@@ -32,10 +32,13 @@ NO_DOOR = bytes(DOOR_BYTES)
 
 _MAGIC = b"WINDLASS"
 _GREETING_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + bytes(6)
-_HELLO_HEAD = _MAGIC + VERSION.to_bytes(2, "little") + b"\x01" + bytes(5)  # role 1: a client
+CLIENT, SERVER = 1, 2  # roles of who says hello: a client, or another server that brings a shard
+_HELLO_HEADS = {role: _MAGIC + VERSION.to_bytes(2, "little") + bytes([role]) + bytes(5) for role in (CLIENT, SERVER)}
+_ROLE_AT = 10
 _WELCOME_HEAD = bytes(8)
 _REFUSAL = b"\x01" + bytes(WELCOME_BYTES - 1)
-_CLIENT, _SERVER = b"windlass client\0", b"windlass server\0"
+_PROVES = {CLIENT: b"windlass client\0", SERVER: b"windlass peer\0"}
+_WELCOMES = b"windlass server\0"
 
 
 class Welcome(NamedTuple):
@@ -48,6 +51,13 @@ class Welcome(NamedTuple):
 def side_door(door: bytes) -> Address:
     """Where the side door is."""
     return Address("unix", name=f"windlass-{door.hex()}")
+
+
+class Guest(NamedTuple):
+    """Who was let in by a server."""
+
+    key: bytes  #: of the session
+    role: int
 
 
 class Malformed(Exception):
@@ -108,18 +118,18 @@ def check_greeting(greeting: bytes) -> None:
     _check_head("greeting", _GREETING_HEAD, greeting)
 
 
-def make_hello(token: bytes, greeting: bytes, session_key: bytes | None) -> bytes:
+def make_hello(token: bytes, greeting: bytes, session_key: bytes | None, role: int = CLIENT) -> bytes:
     """The client's answer. Without a session key it asks for a new session."""
-    hello = _HELLO_HEAD + secrets.token_bytes(NONCE_BYTES) + (session_key or NEW_SESSION)
-    return hello + _proof(token, _CLIENT, greeting, hello)
+    hello = _HELLO_HEADS[role] + secrets.token_bytes(NONCE_BYTES) + (session_key or NEW_SESSION)
+    return hello + _proof(token, _PROVES[role], greeting, hello)
 
 
 def check_hello(token: bytes, greeting: bytes, hello: bytes) -> bytes:
     """The session key that the client presents, all zeros for a new session. Raises Malformed or Denied."""
     _check_length("hello", HELLO_BYTES, hello)
-    _check_head("hello", _HELLO_HEAD, hello)
+    _check_hello_head(hello)
     body, proof = hello[:-PROOF_BYTES], hello[-PROOF_BYTES:]
-    if not hmac.compare_digest(proof, _proof(token, _CLIENT, greeting, body)):
+    if not hmac.compare_digest(proof, _proof(token, _PROVES[_role_of(hello)], greeting, body)):
         raise Denied("the client does not know the token")
     return body[-KEY_BYTES:]
 
@@ -127,7 +137,7 @@ def check_hello(token: bytes, greeting: bytes, hello: bytes) -> bytes:
 def make_welcome(token: bytes, greeting: bytes, hello: bytes, session_key: bytes, door: bytes = NO_DOOR) -> bytes:
     """The server's last message to a client that is let in."""
     welcome = _WELCOME_HEAD + session_key + door
-    return welcome + _proof(token, _SERVER, greeting, hello, welcome)
+    return welcome + _proof(token, _WELCOMES, greeting, hello, welcome)
 
 
 def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -> Welcome:
@@ -139,7 +149,7 @@ def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -
     key, door = body[8:-DOOR_BYTES], body[-DOOR_BYTES:]
     if body != _WELCOME_HEAD + key + door:
         raise Malformed(f"expected a welcome or a refusal, saw {body[:8]!r}")
-    if not hmac.compare_digest(proof, _proof(token, _SERVER, greeting, hello, body)):
+    if not hmac.compare_digest(proof, _proof(token, _WELCOMES, greeting, hello, body)):
         raise Denied("the server does not know the token")
     asked = hello[-PROOF_BYTES - KEY_BYTES : -PROOF_BYTES]
     if key == NEW_SESSION or asked not in (NEW_SESSION, key):
@@ -149,6 +159,16 @@ def check_welcome(token: bytes, greeting: bytes, hello: bytes, welcome: bytes) -
 
 def _proof(token: bytes, role: bytes, *messages: bytes) -> bytes:
     return hmac.digest(token, role + b"".join(messages), "sha256")
+
+
+def _check_hello_head(hello: bytes) -> None:
+    """As below, for either role."""
+    _check_head("hello", _HELLO_HEADS[_role_of(hello)], hello)
+
+
+def _role_of(hello: bytes) -> int:
+    """A hello that does not say, or says anything else, is a client's."""
+    return SERVER if hello[_ROLE_AT : _ROLE_AT + 1] == bytes([SERVER]) else CLIENT
 
 
 def _check_length(what: str, expected: int, seen: bytes) -> None:
@@ -170,17 +190,19 @@ def _check_head(what: str, head: bytes, message: bytes) -> None:
 # -- the client's end ------------------------------------------------------------------------------------------------
 
 
-def greet(sock: socket.socket, token: bytes, session_key: bytes | None, deadline: float) -> Welcome:
+def greet(
+    sock: socket.socket, token: bytes, session_key: bytes | None, deadline: float, *, role: int = CLIENT
+) -> Welcome:
     """Shakes hands over a blocking socket and returns what the server said. The socket stays the caller's.
 
     token: empty where there is none. session_key: of the session to join (None: a new one). deadline: a time of
-    ``time.monotonic()``.
+    ``time.monotonic()``. role: CLIENT, or SERVER for a server that brings a shard.
     """
     what, phase, timeout = f"handshake with {peer_of(sock)}", "greeting", sock.gettimeout()
     try:
         greeting = _read(sock, GREETING_BYTES, deadline, check_greeting)
         phase = "welcome"
-        hello = make_hello(token, greeting, session_key)
+        hello = make_hello(token, greeting, session_key, role)
         sock.settimeout(seconds_left(deadline))
         sock.sendall(hello)
         return check_welcome(token, greeting, hello, _read(sock, WELCOME_BYTES, deadline))
@@ -214,8 +236,8 @@ def _read(sock: socket.socket, size: int, deadline: float, check: Callable[[byte
 
 async def receive(
     loop: asyncio.AbstractEventLoop, sock: socket.socket, token: bytes, *, admit: bool = True, door: bytes = NO_DOOR
-) -> bytes:
-    """Shakes hands over a non-blocking socket and returns the session's key. Raises Malformed, Denied or OSError.
+) -> Guest:
+    """Shakes hands over a non-blocking socket and returns who was let in. Raises Malformed, Denied or OSError.
 
     admit: False refuses whoever it is, however good the proof. door: what the client is told of a side door. How long
     it takes is the caller's to limit.
@@ -229,7 +251,7 @@ async def receive(
         if not more:
             raise Malformed(f"the client closed the connection after {len(hello)} of {HELLO_BYTES} bytes")
         hello += more
-        _check_head("hello", _HELLO_HEAD, hello)
+        _check_hello_head(hello)
     try:
         key = check_hello(token, greeting, hello)
         if not admit:
@@ -240,4 +262,4 @@ async def receive(
     if key == NEW_SESSION:
         key = secrets.token_bytes(KEY_BYTES)
     await loop.sock_sendall(sock, make_welcome(token, greeting, hello, key, door))
-    return key
+    return Guest(key, _role_of(hello))

@@ -144,6 +144,8 @@ class Attendance:
             links = self.links
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
+        if isinstance(message, m.ShardMoved) and links is not None:
+            links.moved(message.object, message.shard, message.server, message.term)
 
     def _report(self) -> m.Report | None:
         return None if self.session is None else m.Report(clock=self.session.clock)

@@ -1,6 +1,7 @@
 """The door of a server: who is let in, at what cost, and when the server ends.
 
     accept -> handshake (Python, at most 256 at once, 5 s each) -> host.adopt(fd) (native, from then on)
+                                                                -> Arrivals: another server that brings a shard
 
 A server on TCP has a side door as well: an abstract Unix socket with a random name, which a welcome over TCP tells.
 Clients of the same host come in there and share memory.
@@ -25,7 +26,9 @@ from typing import Protocol
 from windlass._address import Address, bound_to, peer_of, why
 from windlass._address import listen as listen_on
 from windlass._errors import InvalidArgument, Timeout
-from windlass._handshake import DOOR_BYTES, NO_DOOR, Denied, Malformed, receive, side_door
+from windlass._handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, receive, side_door
+from windlass._move import Arrivals
+from windlass._move import Host as MovingHost
 
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
@@ -38,7 +41,7 @@ _log = logging.getLogger("windlass")
 Stop = Callable[[int], None]
 
 
-class Host(Protocol):
+class Host(MovingHost, Protocol):
     """What the door needs of a server's native part."""
 
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
@@ -58,6 +61,7 @@ class Doorman:
         self._host = host
         self._handshakes: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         self._quiet_until = 0.0
+        self._arrivals = Arrivals(host)
 
     async def run(self) -> None:
         """Until it is cancelled. The listening sockets stay the caller's; handshakes under way are dropped."""
@@ -69,6 +73,7 @@ class Doorman:
         finally:
             while self._handshakes:
                 await self._drop_oldest()
+            self._arrivals.close(CLOSE_SECONDS)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +119,7 @@ class Doorman:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 loop, door = asyncio.get_running_loop(), self._door if uid is None else NO_DOOR
-                key = await receive(loop, sock, self._token or b"", admit=admit, door=door)
+                guest = await receive(loop, sock, self._token or b"", admit=admit, door=door)
         except TimeoutError:
             _log.info("handshake with %s: not done within %g s", peer, HANDSHAKE_SECONDS)
             return
@@ -122,7 +127,10 @@ class Doorman:
             _log.info("handshake with %s: %s", peer, error)
             return
         try:
-            self._host.adopt(sock.detach(), peer, key)
+            if guest.role == SERVER:
+                self._arrivals.take(socket.socket(fileno=sock.detach()), peer)
+            else:
+                self._host.adopt(sock.detach(), peer, guest.key)
         except Exception as error:  # a limit, say: that is one connection's end, not the door's
             _log.warning("server: %s is not taken on: %s", peer, error)
 

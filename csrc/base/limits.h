@@ -75,6 +75,13 @@ inline constexpr size_t kSendBytes = size_t{1} << 20;      // what one sends fro
 inline constexpr size_t kTogetherBytes = 8 << 10;          // small requests that are queued leave together, up to this
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
+// Shards that move.
+inline constexpr size_t kShardChunkBytes = size_t{256} << 10;    // rows are copied about so many at a time
+inline constexpr size_t kShardChunkBytesMax = size_t{16} << 20;  // a chunk that is larger is refused
+inline constexpr size_t kShardRecordsMax = size_t{1} << 16;      // sessions that a shard can take along
+inline constexpr size_t kShardRoundsMax = 8;                     // how often changed rows are copied before it stops
+inline constexpr size_t kShardLeftRows = 512;                    // so few changed rows are left for the end
+
 // Requests from here on lie in arenas where the server is on the same host; below, sending them costs no more.
 inline constexpr size_t kArenaBytesMin = size_t{1} << 10;
 inline constexpr size_t kArenasMax = 4096;  // of a session

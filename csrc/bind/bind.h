@@ -6,9 +6,11 @@
 
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "base/os.h"
 #include "client/call.h"
+#include "client/owners.h"
 #include "table/group.h"
 
 namespace windlass::bind {
@@ -105,6 +107,16 @@ uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), dou
   }
   raise_if_error(std::move(status));
   return value;
+}
+
+// Where a client thinks that a shard is.
+template <class T>
+std::pair<uint32_t, uint32_t> owner_of(T& of, uint32_t shard) {
+  if (!of.remote() || shard >= of.owners()->shards())
+    throw StatusError{
+        Status(Code::kInvalidArgument, "owner: there is no shard " + std::to_string(shard) + " on servers elsewhere")};
+  const Owners::At at = of.owners()->of(shard);
+  return {at.server, at.term};
 }
 
 // Runs f without the GIL where the request is large enough for others to profit.

@@ -99,6 +99,18 @@ void bind_links(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"))
+      .def(
+          "moved",
+          [](Links& links, uint32_t object, uint32_t shard, uint32_t server, uint32_t term) {
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = links.moved(object, shard, server, term);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("object"), nb::arg("shard"), nb::arg("server"), nb::arg("term"),
+          "A shard has a new server: what waits for one that is out of reach goes on.")
       .def("stop", &Links::stop)
       .def_prop_ro("incarnation", &Links::incarnation);
 }

@@ -161,6 +161,10 @@ void bind_table(nb::module_& m) {
       .def(
           "fingerprint", [](TableClient& t, double timeout) { return ask(t, &TableClient::fingerprint, timeout); },
           nb::arg("timeout"))
+      .def_prop_ro(
+          "object", [](TableClient& t) { return t.map().object; }, "Its number on servers elsewhere.")
+      .def("owner", &owner_of<TableClient>, nb::arg("shard"),
+           "The server that has a shard, as this client knows, and since which term.")
       .def("export", [](std::shared_ptr<TableClient> t) { return std::make_unique<Export>(std::move(t)); });
 }
 

@@ -204,6 +204,10 @@ void bind_tensor(nb::module_& m) {
       .def_static("add_many", &add_many, nb::arg("step"), nb::arg("cluster"), nb::arg("tensors"), nb::arg("grads"),
                   nb::arg("outs"), nb::arg("begin"),
                   "Adds whole tensors to a step, up to the first that is not plain; returns where that is.")
+      .def_prop_ro(
+          "object", [](TensorClient& t) { return t.map().object; }, "Its number on servers elsewhere.")
+      .def("owner", &owner_of<TensorClient>, nb::arg("shard"),
+           "The server that has a shard, as this client knows, and since which term.")
       .def_prop_ro("shards", [](TensorClient& t) { return t.cut().shards; })
       .def_prop_ro("remote", [](TensorClient& t) { return t.remote(); });
 }

@@ -60,6 +60,11 @@ Status Handle::each_shard(const What& what, uint32_t shards, const std::function
   return status;
 }
 
+void Handle::set_map(const Map& map, uint32_t shards) {
+  map_ = map;
+  owners_ = links()->owners(map, shards);
+}
+
 std::vector<uint64_t> Handle::sent() {
   std::lock_guard lock(session_->order_mutex());
   return progress_->sent;
@@ -72,7 +77,7 @@ Status Handle::sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns,
   std::vector<uint32_t> shards(sent.size());
   std::iota(shards.begin(), shards.end(), 0);
   const Ref<Exchange> exchange(new Exchange(links()));
-  WL_RETURN_IF_ERROR(exchange->ask_shards(op, map_, shards, sent, 0, "", what.text(), deadline_ns));
+  WL_RETURN_IF_ERROR(exchange->ask_shards(op, owners_, shards, sent, 0, "", what.text(), deadline_ns));
   *out = 0;
   for (const Exchange::Answer& answer : exchange->answers) *out += answer.part.value;
   return {};

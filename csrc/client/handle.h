@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/call.h"
+#include "client/owners.h"
 #include "session/shard.h"
 #include "transport/messages.h"
 
@@ -40,7 +41,8 @@ class Handle {
 
   // Where the shards are, when the servers are elsewhere.
   bool remote() const { return !map_.runs.empty() || map_.object != 0; }
-  const Map& map() const { return map_; }
+  const Map& map() const { return map_; }  // as it was when the object was made
+  const std::shared_ptr<Owners>& owners() const { return owners_; }
   const std::shared_ptr<Links>& links() const { return session_->engine().links(); }
 
   // A push to a shard that this worker has already closed belongs to its next iteration: ticks first. Returns the
@@ -58,7 +60,7 @@ class Handle {
   // The sum of a number that every shard has, from servers elsewhere.
   Status sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out);
   std::vector<uint64_t> sent();  // the last sequence pushed to each shard, on servers elsewhere
-  void set_map(const Map& map) { map_ = map; }
+  void set_map(const Map& map, uint32_t shards);
 
  private:
   static Status out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence);
@@ -66,6 +68,7 @@ class Handle {
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
   Map map_;
+  std::shared_ptr<Owners> owners_;
 };
 
 }  // namespace windlass

@@ -485,20 +485,53 @@ void Lane::cut_off(const Status& status, std::vector<std::shared_ptr<const Segme
   failed_ = status;
   disconnect(&ended_by_failure_);
   outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
-    if (trip->status.ok()) trip->status = status;
     if (trip->lies) segments->insert(segments->end(), trip->segments.begin(), trip->segments.end());
   });
 }
 
 void Lane::fail() {
-  std::vector<Ref<Trip>> ended, unanswered;
+  std::vector<Ref<Trip>> ended, unanswered, strays;
   {
     std::scoped_lock lock(receiving_, mutex_);
     ended.swap(ended_by_failure_);
-    outbox_.each([&](uint64_t, const Ref<Trip>& trip) { unanswered.push_back(trip); });
+    outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
+      take_moved(trip, &strays);
+      if (trip->unanswered != 0 && trip->status.ok()) trip->status = failed_;
+      unanswered.push_back(trip);
+    });
   }
   for (const Ref<Trip>& trip : ended) conclude(trip);
   for (const Ref<Trip>& trip : unanswered) finish(trip);
+  for (const Ref<Trip>& stray : strays) stray->cargo->go_on(stray);
+}
+
+void Lane::release_moved() {
+  std::vector<Ref<Trip>> ended, strays;
+  {
+    std::scoped_lock lock(receiving_, mutex_);
+    if (state_ != kDown || !failed_.ok()) return;
+    outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
+      if (trip->lies) return;
+      take_moved(trip, &strays);
+      if (trip->unanswered == 0) ended.push_back(trip);
+    });
+  }
+  for (const Ref<Trip>& trip : ended) finish(trip);
+  for (const Ref<Trip>& stray : strays) stray->cargo->go_on(stray);
+}
+
+// Parts of a trip, none of which is on its way out, whose shards are on another server by now.
+void Lane::take_moved(const Ref<Trip>& trip, std::vector<Ref<Trip>>* strays) {
+  for (Trip::Part& part : trip->parts) {
+    uint32_t shard = 0;
+    Owners* const owners = part.answered ? nullptr : trip->cargo->owners(part.part, &shard);
+    if (owners == nullptr) continue;
+    const Owners::At at = owners->of(shard);
+    if (at.server == server_ || at.term <= part.term) continue;
+    strays->push_back(trip->make_stray(part, server_));
+    part.answered = true;
+    --trip->unanswered;
+  }
 }
 
 void Lane::break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {
@@ -581,7 +614,18 @@ void Lane::expect(Stage stage, std::byte* to, size_t bytes) {
 }
 
 bool Lane::pump_receive() {
-  std::lock_guard lock(receiving_);
+  bool arrived = false;
+  std::vector<Ref<Trip>> strays;
+  {
+    std::lock_guard lock(receiving_);
+    arrived = receive();
+    if (!strays_.empty()) strays.swap(strays_);
+  }
+  for (const Ref<Trip>& stray : strays) stray->cargo->go_on(stray);
+  return arrived;
+}
+
+bool Lane::receive() {
   if (state_ == kDown) return false;
   if (ahead_.room(limits::kReadAheadBytes) == nullptr) return false;
   bool arrived = false;
@@ -738,7 +782,9 @@ bool Lane::end_part() {
     outbox_.again(in_header_.request);
     return true;
   }
-  if (code == Code::kOk && (in_trip_part_->flags & wire::kEmpty) == 0) {
+  if ((code == Code::kStaleMap || code == Code::kNotFound) && follow(code)) {
+    // It is another trip's now.
+  } else if (code == Code::kOk && (in_trip_part_->flags & wire::kEmpty) == 0) {
     const Status landed = in_trip_->cargo->land(in_trip_part_->part, in_trip_->lies, in_part_, in_items_,
                                                 landed_ != nullptr || bytes == 0 ? nullptr : in_numbers_.data());
     if (!landed.ok()) return broken_rule(landed.message());
@@ -749,6 +795,18 @@ bool Lane::end_part() {
   if (--in_trip_->unanswered != 0) return true;
   finish(in_trip_);
   in_trip_ = Ref<Trip>();  // what else the frame has is nobody's
+  return true;
+}
+
+// A part whose shard is elsewhere, or has another term, goes on, also when its server has never heard of the object that
+// is to come; false when it must not.
+bool Lane::follow(Code code) {
+  uint32_t shard = 0;
+  Owners* const owners = in_trip_->cargo->owners(in_trip_part_->part, &shard);
+  if (owners == nullptr || (code == Code::kNotFound && !owners->has_moved(shard))) return false;
+  if (code == Code::kStaleMap && in_part_.value < links_.servers().size())
+    owners->learn(shard, {static_cast<uint32_t>(in_part_.value), in_part_.term});
+  strays_.push_back(in_trip_->make_stray(*in_trip_part_, server_));
   return true;
 }
 

@@ -65,6 +65,10 @@ class Lane {
   // Whether the server is at work on something large, which it has nearly all of.
   bool sent_large(int64_t now_ns) const { return now_ns - large_ns_.load(std::memory_order_relaxed) < limits::kSpinNs; }
 
+  // Where there is no connection: parts for shards that are on another server by now go on to it. Memory that the
+  // server may still write is left to cut_off() and fail().
+  void release_moved();
+
   // A new connection, authenticated.
   void attach(int fd);
   // Everything that is under way fails with this, and so does what comes later. In two steps: after cut_off() nothing
@@ -117,6 +121,8 @@ class Lane {
   bool may_lie(const Trip& trip) const;
   std::string arena_frame(uint32_t id, uint64_t bytes, uint64_t request) const;
   // Receiving, with receiving_.
+  bool receive();
+  bool follow(Code code);
   void reset_parser();
   void expect(Stage stage, std::byte* to, size_t bytes);
   bool parse();
@@ -131,6 +137,7 @@ class Lane {
   void tear_down(const std::string& why);
   // With both.
   void disconnect(std::vector<Ref<Trip>>* ended);
+  void take_moved(const Ref<Trip>& trip, std::vector<Ref<Trip>>* strays);
   // With neither, or with receiving_. A trip that is being sent again ends later: its numbers are needed until then.
   void finish(const Ref<Trip>& trip);
   void conclude(const Ref<Trip>& trip);
@@ -189,9 +196,10 @@ class Lane {
   Trip::Part* in_trip_part_ = nullptr;  // likewise
   std::string in_items_;
   Buffer in_numbers_, raw_items_;
-  std::byte* landed_ = nullptr;  // where the numbers went, if not into in_numbers_
-  bool discarded_ = false;       // some of the numbers went nowhere
-  std::string complaint_;        // why the connection will be broken
+  std::byte* landed_ = nullptr;    // where the numbers went, if not into in_numbers_
+  bool discarded_ = false;         // some of the numbers went nowhere
+  std::vector<Ref<Trip>> strays_;  // that go on as soon as the locks are free
+  std::string complaint_;          // why the connection will be broken
   Status refusal_;
 };
 

@@ -40,6 +40,7 @@ void Links::start() {
     std::vector<uint32_t> all(self->servers_.size());
     for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
     self->give_up(all, Status(Code::kClosed, "the cluster has been closed"));
+    (void)self->wake_rested(0, true);
     self->running_.store(0, std::memory_order_release);
     os::wake_all(self->running_);
   }).detach();
@@ -68,8 +69,9 @@ void Links::run() {
   constexpr size_t kMany = 64;
   uint64_t tags[kMany];
   bool busy = false;
+  int64_t rested_ns = kIdleNs;  // until somebody has rested
   while (!stopped_) {
-    const size_t n = watch_.wait(tags, kMany, busy ? limits::kAskMs * kMs : kIdleNs);
+    const size_t n = watch_.wait(tags, kMany, std::min(rested_ns, busy ? limits::kAskMs * kMs : kIdleNs));
     for (size_t i = 0; i < n; ++i) {
       Lane& lane = *lanes_[tags[i]];
       if (lane.try_lead(true)) {
@@ -91,7 +93,86 @@ void Links::run() {
       lane->pump_send();
       lane->unlead();
     }
+    rested_ns = wake_rested(now, false);
   }
+}
+
+// ---- shards that have moved ---------------------------------------------------------------------------------------
+
+std::shared_ptr<Owners> Links::owners(const Map& map, uint32_t shards) {
+  std::lock_guard lock(owners_mutex_);
+  std::shared_ptr<Owners>& known = owners_[map.object];
+  if (known != nullptr && known->shards() == shards) {
+    known->learn(map);
+    return known;
+  }
+  known = std::make_shared<Owners>(map, shards);
+  for (auto it = told_.lower_bound({map.object, 0}); it != told_.end() && it->first.first == map.object;) {
+    if (it->first.second < shards) known->learn(it->first.second, it->second);
+    it = told_.erase(it);
+  }
+  return known;
+}
+
+Status Links::moved(uint32_t object, uint32_t shard, uint32_t server, uint32_t term) {
+  const std::string what = "moved: object " + std::to_string(object) + ", shard " + std::to_string(shard);
+  if (server >= servers_.size())
+    return Status(Code::kInvalidArgument,
+                  what + ": server " + std::to_string(server) + " of " + std::to_string(servers_.size()));
+  {
+    std::lock_guard lock(owners_mutex_);
+    if (const auto it = owners_.find(object); it == owners_.end()) {
+      Owners::At& told = told_.try_emplace({object, shard}, Owners::At{server, term}).first->second;
+      if (told.term < term) told = {server, term};
+      return {};
+    } else if (shard >= it->second->shards()) {
+      return Status(Code::kInvalidArgument, what + " of " + std::to_string(it->second->shards()));
+    } else {
+      it->second->learn(shard, {server, term});
+    }
+  }
+  for (const auto& lane : lanes_) {
+    if (lane->server() != server) lane->release_moved();
+  }
+  return {};
+}
+
+Lane& Links::submit_stray(const Ref<Trip>& stray, uint32_t server) {
+  peers_[server].under_way.fetch_add(1, std::memory_order_seq_cst);
+  return submit(stray, server);
+}
+
+bool Links::rest(const Ref<Trip>& stray) {
+  constexpr int64_t kRestNs = 2 * kMs;
+  constexpr uint32_t kDoublings = 5;
+  const int64_t due_ns = os::now_ns() + (kRestNs << std::min(stray->detours, kDoublings));
+  {
+    std::lock_guard lock(resting_mutex_);
+    if (!rests_) return false;
+    resting_.push_back({stray, due_ns});
+  }
+  watch_.wake();
+  return true;
+}
+
+// Those whose time has come go on. How long until the next.
+int64_t Links::wake_rested(int64_t now_ns, bool all) {
+  std::vector<Ref<Trip>> rested;
+  int64_t next_ns = kIdleNs;
+  {
+    std::lock_guard lock(resting_mutex_);
+    if (all) rests_ = false;
+    std::erase_if(resting_, [&](const Resting& r) {
+      if (all || r.due_ns <= now_ns) {
+        rested.push_back(r.stray);
+        return true;
+      }
+      next_ns = std::min(next_ns, r.due_ns - now_ns);
+      return false;
+    });
+  }
+  for (const Ref<Trip>& stray : rested) stray->cargo->go_on(stray);
+  return next_ns;
 }
 
 void Links::want_dial(const Lane& lane, const std::string& why) {
@@ -238,7 +319,8 @@ Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
 }
 
 // Receives until the work is done, a connection is down, or time is up.
-void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
+void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+                 uint32_t seen) {
   static const bool may_spin = os::cores() > 1;
   constexpr size_t kFew = 8;
   const size_t n = lanes.size();
@@ -273,7 +355,7 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
       if ((awake && !rest) || sockets[i].ready || !awake) lanes[i]->pump_send();
       up = up && lanes[i]->connected();
     }
-    if (work.done() || !up) return;
+    if (work.done() || !up || sent_on.load(std::memory_order_relaxed) != seen) return;
     now = os::now_ns();
     if (now >= deadline_ns) return;
     // More is on its way, and to be woken for every piece of it costs both sides more than the piece.
@@ -282,11 +364,13 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   }
 }
 
-bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns) {
+bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+                 uint32_t seen) {
   size_t led = 0;
   while (led < lanes.size() && lanes[led]->try_lead()) ++led;
-  if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns);
+  if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns, sent_on, seen);
   for (size_t i = 0; i < led; ++i) lanes[i]->unlead();
+  if (sent_on.load(std::memory_order_acquire) != seen) return work.done();
   return work.done() || work.sleep_until(deadline_ns);
 }
 

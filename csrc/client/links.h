@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -73,7 +74,18 @@ class Links : public std::enable_shared_from_this<Links> {
   Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns);
   Lane& submit(const Ref<Trip>& trip, uint32_t server);
   // Waits for work whose trips are on these lanes, receiving meanwhile where nobody else does; true when it is done.
-  bool wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
+  // Also returns when `sent_on` is not `seen` any more: there are further lanes.
+  bool wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+            uint32_t seen);
+
+  // Who has the shards of an object: what is known, and what the map says.
+  std::shared_ptr<Owners> owners(const Map& map, uint32_t shards);
+  // Somebody says that a shard has moved. What waits for a server out of reach goes on to the new one.
+  Status moved(uint32_t object, uint32_t shard, uint32_t server, uint32_t term);
+  // A stray beyond the window: it is a request that had a place already, and nobody may wait here.
+  Lane& submit_stray(const Ref<Trip>& stray, uint32_t server);
+  // Lets a stray go on a little later; false when there will be no later.
+  bool rest(const Ref<Trip>& stray);
 
   // What a server is doing, for an error: where its connections stand.
   std::string phase(uint32_t server);
@@ -111,8 +123,10 @@ class Links : public std::enable_shared_from_this<Links> {
     std::string trouble;  // why the last connection broke
   };
   void run();
+  int64_t wake_rested(int64_t now_ns, bool all);
   void give_up(const std::vector<uint32_t>& servers, const Status& status);
-  void lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns);
+  void lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+            uint32_t seen);
 
   const std::vector<std::string> servers_;
   const std::string app_;
@@ -135,6 +149,18 @@ class Links : public std::enable_shared_from_this<Links> {
   std::atomic<uint32_t> changes_{0};  // of readiness, of windows: who waits for either looks again
   std::atomic<uint32_t> waiters_{0};
   void changed();
+
+  std::mutex owners_mutex_;
+  std::map<uint32_t, std::shared_ptr<Owners>> owners_;
+  std::map<std::pair<uint32_t, uint32_t>, Owners::At> told_;  // of objects that are not open
+
+  struct Resting {
+    Ref<Trip> stray;
+    int64_t due_ns;
+  };
+  std::mutex resting_mutex_;
+  std::vector<Resting> resting_;
+  bool rests_ = true;  // until the thread ends
 
   std::mutex dial_mutex_;
   std::condition_variable dial_wanted_;

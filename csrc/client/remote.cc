@@ -24,12 +24,12 @@ Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
   return *trip;
 }
 
-void Remote::make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards) {
+void Remote::make_trips(const Plan& plan, const Owners& owners, const std::vector<uint32_t>& shards) {
   for (uint32_t i = 0; i < shards.size(); ++i) {
-    const Map::Owned& run = map.run_of(shards[i]);
-    const auto it = std::find(servers_.begin(), servers_.end(), run.server);
-    Trip& trip = it == servers_.end() ? add_trip(plan, run.server) : *trips_[it - servers_.begin()];
-    trip.parts.push_back({.part = i, .shard = shards[i], .term = run.term, .flags = plan.flags});
+    const Owners::At at = owners.of(shards[i]);
+    const auto it = std::find(servers_.begin(), servers_.end(), at.server);
+    Trip& trip = it == servers_.end() ? add_trip(plan, at.server) : *trips_[it - servers_.begin()];
+    trip.parts.push_back({.part = i, .shard = shards[i], .term = at.term, .flags = plan.flags});
     ++trip.unanswered;
   }
 }
@@ -48,6 +48,7 @@ void Remote::make_trip(const Plan& plan, uint32_t server) {
 }
 
 void Remote::submit(Work* self) {
+  self_ = self;
   for (const Ref<Trip>& trip : trips_) trip->owner = Ref<Work>(self);
   for (size_t i = 0; i < trips_.size(); ++i) lanes_.push_back(&links_->submit(trips_[i], servers_[i]));
 }
@@ -59,38 +60,121 @@ void Remote::set_off(How how) {
   }
 }
 
+// Each once, in an order that is the same for everybody: two that hold each other's would wait for ever.
+std::vector<Lane*> Remote::all_lanes() const {
+  std::vector<Lane*> all = lanes_;
+  for (const Stray& stray : strays_) all.push_back(stray.lane);
+  std::sort(all.begin(), all.end(), std::less<>());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+bool Remote::wait_away(Work& work, int64_t deadline_ns) {
+  for (;;) {
+    const uint32_t seen = sent_on_.load(std::memory_order_acquire);
+    if (seen == 0) {
+      if (links_->wait(work, lanes_, deadline_ns, sent_on_, seen)) return true;
+    } else {
+      std::unique_lock lock(strays_mutex_);
+      const std::vector<Lane*> lanes = all_lanes();
+      lock.unlock();
+      if (links_->wait(work, lanes, deadline_ns, sent_on_, seen)) return true;
+    }
+    if (os::now_ns() >= deadline_ns) return work.done();
+  }
+}
+
+void Remote::add_stray() {
+  between_.fetch_add(1, std::memory_order_acq_rel);
+  (void)self_->stay_open();  // the trip that it comes from is not over
+}
+
+// To whoever has its shard by now. A server that knows less than we do, because somebody told us of a move before it
+// was made, is asked again a little later.
+void Remote::go_on(const Ref<Trip>& stray) {
+  const Ref<Work> alive = stray->owner;
+  Trip::Part& part = stray->parts[0];
+  uint32_t shard = 0;
+  const Owners::At at = owners(part.part, &shard)->of(shard);
+  const wire::Op op = stray->header.operation();
+  const bool pushes =
+      op == wire::Op::kPush || op == wire::Op::kPushPull || op == wire::Op::kErase || op == wire::Op::kStep;
+  Lane* lane = nullptr;
+  Status status;
+  {
+    std::lock_guard lock(strays_mutex_);
+    status = withdrawn_;
+    if (status.ok() && !pushes && os::now_ns() > stray->deadline_ns)
+      status = Status(Code::kTimeout, "shard " + std::to_string(shard) + ": no server that has it was found in time");
+    if (status.ok()) {
+      const bool known = at.server != stray->came_from || at.term > part.term;
+      if (!known && !std::exchange(stray->rested, true) && links_->rest(stray)) return;
+      stray->rested = false;
+      part.term = at.term;
+      lane = &links_->submit_stray(stray, at.server);
+      strays_.push_back({stray, at.server, lane});
+      sent_on_.fetch_add(1, std::memory_order_release);
+    }
+    between_.fetch_sub(1, std::memory_order_acq_rel);
+  }
+  if (lane == nullptr) {
+    stray->owner = Ref<Work>();
+    return over(status);
+  }
+  lane->pump_send();
+  lane->attend();
+}
+
 std::string Remote::stuck() const {
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    const std::string phase = links_->phase(servers_[i]);
-    const Lane::Hold hold = lanes_[i]->hold();
-    for (const Trip::Part& part : trips_[i]->parts) {
+  std::lock_guard lock(strays_mutex_);
+  const auto unanswered = [&](const Trip& trip, uint32_t server, Lane* lane) -> std::string {
+    const std::string phase = links_->phase(server);
+    const Lane::Hold hold = lane->hold();
+    for (const Trip::Part& part : trip.parts) {
       if (!part.answered) return phase + ", shard " + std::to_string(part.shard);
     }
-  }
-  return "";
+    return "";
+  };
+  std::string text;
+  for (size_t i = 0; i < lanes_.size() && text.empty(); ++i) text = unanswered(*trips_[i], servers_[i], lanes_[i]);
+  for (size_t i = 0; i < strays_.size() && text.empty(); ++i)
+    text = unanswered(*strays_[i].trip, strays_[i].server, strays_[i].lane);
+  if (text.empty() && between_ != 0) text = "a shard has moved, and its new server does not know yet";
+  return text;
 }
 
 bool Remote::take_back(bool* any) {
-  bool all = true;
+  std::lock_guard lock(strays_mutex_);
+  bool all = between_ == 0;
   *any = false;
-  for (size_t i = 0; i < trips_.size(); ++i) {
-    const bool taken = lanes_[i]->change_unsent(*trips_[i], [&] {
-      for (Trip::Part& part : trips_[i]->parts) part.flags |= wire::kEmpty;
+  const auto take = [&](Trip& trip, Lane* lane) {
+    const bool taken = lane->change_unsent(trip, [&] {
+      for (Trip::Part& part : trip.parts) part.flags |= wire::kEmpty;
     });
     all = all && taken;
     *any = *any || taken;
-  }
+  };
+  for (size_t i = 0; i < trips_.size(); ++i) take(*trips_[i], lanes_[i]);
+  for (const Stray& stray : strays_) take(*stray.trip, stray.lane);
   return all;
 }
 
 bool Remote::withdraw(bool begun, const Status& status, bool* any) {
+  std::vector<Stray> strays;
+  {
+    std::lock_guard lock(strays_mutex_);
+    if (withdrawn_.ok()) withdrawn_ = status;
+    strays = strays_;
+  }
   bool all = true;
   *any = false;
-  for (size_t i = 0; i < trips_.size(); ++i) {
-    const bool taken = lanes_[i]->withdraw(trips_[i], begun, status);
+  const auto take = [&](const Ref<Trip>& trip, Lane* lane) {
+    const bool taken = lane->withdraw(trip, begun, status);
     all = all && taken;
     *any = *any || taken;
-  }
+  };
+  for (size_t i = 0; i < trips_.size(); ++i) take(trips_[i], lanes_[i]);
+  for (const Stray& stray : strays) take(stray.trip, stray.lane);
   return all;
 }
 
@@ -103,14 +187,16 @@ Status Exchange::ask(wire::Op op, uint32_t server, const std::string& body, cons
   return go(what, deadline_ns);
 }
 
-Status Exchange::ask_shards(wire::Op op, const Map& map, const std::vector<uint32_t>& shards,
+Status Exchange::ask_shards(wire::Op op, std::shared_ptr<Owners> owners, const std::vector<uint32_t>& shards,
                             const std::vector<uint64_t>& sent, uint64_t value, const std::string& body,
                             const std::string& what, int64_t deadline_ns) {
+  owners_ = std::move(owners);
+  shards_ = shards;
   body_ = body;
   has_body_ = !body.empty();
   value_ = value;
   answers.resize(shards.size());
-  make_trips({.op = op, .object = map.object, .deadline_ns = deadline_ns}, map, shards);
+  make_trips({.op = op, .object = owners_->object(), .deadline_ns = deadline_ns}, *owners_, shards);
   number([&](uint32_t shard, Trip::Part* part) { part->sequence = sent[shard]; });
   return go(what, deadline_ns);
 }

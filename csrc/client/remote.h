@@ -1,12 +1,15 @@
-// Remote: the part of a request that sends it to servers elsewhere. One trip per server that it touches.
+// Remote: the part of a request that sends it to servers elsewhere. One trip per server that it touches, and one more
+// for every part whose shard has moved meanwhile.
 //
 // A class that is Work and has shards to ask derives from this as well, says what travels (Cargo), and ends one part of
 // its work per trip.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -34,7 +37,7 @@ class Remote : public Cargo {
     std::vector<std::shared_ptr<const Segment>> segments = {};
   };
   // Part i is about shards[i], in ascending order.
-  void make_trips(const Plan& plan, const Map& map, const std::vector<uint32_t>& shards);
+  void make_trips(const Plan& plan, const Owners& owners, const std::vector<uint32_t>& shards);
   // One more part of the request to that server, whose parts are counted.
   void add_part(const Plan& plan, uint32_t server, Trip::Part part);
   // A request to one server, about no shard.
@@ -49,21 +52,22 @@ class Remote : public Cargo {
   }
   void submit(Work* self);  // in the order of the numbers
   void set_off(How how);
-  bool wait_away(Work& work, int64_t deadline_ns) { return links_->wait(work, lanes_, deadline_ns); }
+  bool wait_away(Work& work, int64_t deadline_ns);
   std::string stuck() const;
   // The caller's memory [from, from + bytes) is `to` now, and nothing is written into the caller's memory any more.
   template <class F>
   void move_out(const void* from, size_t bytes, const void* to, F change) {
-    std::vector<Lane*> order = lanes_;  // the same for everybody: two that hold each other's would wait for ever
-    std::sort(order.begin(), order.end(), std::less<>());
+    std::lock_guard lock(strays_mutex_);
+    const std::vector<Lane*> order = all_lanes();
     std::vector<Lane::Hold> holds;
     for (Lane* lane : order) holds.push_back(lane->hold());
     change();
-    for (size_t i = 0; i < lanes_.size(); ++i) {
+    for (Lane* lane : order) {
       if (to != nullptr) {
-        lanes_[i]->rebase(static_cast<const std::byte*>(from), bytes, static_cast<const std::byte*>(to));
+        lane->rebase(static_cast<const std::byte*>(from), bytes, static_cast<const std::byte*>(to));
       }
-      for (const Ref<Trip>& trip : trips_) lanes_[i]->abandon(*trip);
+      for (const Ref<Trip>& trip : trips_) lane->abandon(*trip);
+      for (const Stray& stray : strays_) lane->abandon(*stray.trip);
     }
   }
   // Turns what has not left yet into empty pushes; true when that was everything, *any when it was something.
@@ -72,14 +76,33 @@ class Remote : public Cargo {
   bool withdraw(bool begun, const Status& status, bool* any);
   uint32_t trips() const { return static_cast<uint32_t>(trips_.size()); }
 
+  // Cargo.
+  void add_stray() override;
+  void go_on(const Ref<Trip>& stray) override;
+
   const std::shared_ptr<Links> links_;
 
  private:
+  struct Stray {
+    Ref<Trip> trip;
+    uint32_t server;
+    Lane* lane;
+  };
   Trip& add_trip(const Plan& plan, uint32_t server);
+  std::vector<Lane*> all_lanes() const;
 
+  Work* self_ = nullptr;
   std::vector<Ref<Trip>> trips_;
   std::vector<uint32_t> servers_;  // of each trip
   std::vector<Lane*> lanes_;       // likewise
+
+  // Before the locks of any lane. What a lane sends for a stray is the caller's memory, too: none is sent while that
+  // changes.
+  mutable std::mutex strays_mutex_;
+  std::vector<Stray> strays_;         // that have been sent on
+  Status withdrawn_;                  // what further ones end with
+  std::atomic<uint32_t> sent_on_{0};  // how many there are, for who waits
+  std::atomic<uint32_t> between_{0};  // that are on no lane at the moment
 };
 
 // A question to servers: what is in the body or in the numbers of shards. For everything that is not a push or a pull.
@@ -95,8 +118,9 @@ class Exchange final : public Work, public Remote {
   // To one server, with a body.
   Status ask(wire::Op op, uint32_t server, const std::string& body, const std::string& what, int64_t deadline_ns);
   // To all shards of an object, or one; `value` and body go with each. `sent` is what each must have seen.
-  Status ask_shards(wire::Op op, const Map& map, const std::vector<uint32_t>& shards, const std::vector<uint64_t>& sent,
-                    uint64_t value, const std::string& body, const std::string& what, int64_t deadline_ns);
+  Status ask_shards(wire::Op op, std::shared_ptr<Owners> owners, const std::vector<uint32_t>& shards,
+                    const std::vector<uint64_t>& sent, uint64_t value, const std::string& body, const std::string& what,
+                    int64_t deadline_ns);
   std::vector<Answer> answers;
 
   void describe(uint32_t part, bool lies, wire::Part* to) override;
@@ -107,6 +131,10 @@ class Exchange final : public Work, public Remote {
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override;
   void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    if (owners_ != nullptr) *shard = shards_[part];
+    return owners_.get();
+  }
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 
  protected:
@@ -115,6 +143,8 @@ class Exchange final : public Work, public Remote {
 
  private:
   Status go(const std::string& what, int64_t deadline_ns);
+  std::shared_ptr<Owners> owners_;
+  std::vector<uint32_t> shards_;
   std::string body_;
   uint64_t value_ = 0;
   bool has_body_ = false;

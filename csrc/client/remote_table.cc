@@ -71,7 +71,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
-               client_->map(), shards_);
+               *client_->owners(), shards_);
     for (uint32_t part = 0; part < shards_.size(); ++part) {
       const uint64_t bytes = uint64_t{unique_[part]} * client_->spec().dim * sizeof(float);
       if (!erase_ && bytes > limits::kNumbersBytesMax) {
@@ -187,6 +187,10 @@ class RemoteTableCall final : public TableCall, public Remote {
     return {};
   }
   void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    *shard = shards_[part];
+    return client_->owners().get();
+  }
 
  private:
   // Whether a server on the same host can use the rows where they are.
@@ -323,7 +327,7 @@ Status TableClient::scan_remote(uint32_t shard, uint64_t* from, size_t most, int
   const Ref<Exchange> exchange(new Exchange(links()));
   const std::string body(reinterpret_cast<const char*>(&rows), sizeof rows);
   const std::string what = What{"export", "table", name_}.text();
-  WL_RETURN_IF_ERROR(exchange->ask_shards(wire::Op::kScan, map(), {shard}, sent(), *from, body, what, deadline_ns));
+  WL_RETURN_IF_ERROR(exchange->ask_shards(wire::Op::kScan, owners(), {shard}, sent(), *from, body, what, deadline_ns));
   const Exchange::Answer& answer = exchange->answers[0];
   const size_t n = answer.items.size() / sizeof(uint64_t);
   if (n > rows || answer.numbers.size() != n * row) {

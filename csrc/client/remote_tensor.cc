@@ -51,7 +51,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
-               client_->map(), shards_);
+               *client_->owners(), shards_);
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
     if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
     begin_away(trips());
@@ -128,6 +128,10 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     return {};
   }
   void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    *shard = shards_[part];
+    return client_->owners().get();
+  }
 
  private:
   // Whether a server on the same host can use the arrays where they are.

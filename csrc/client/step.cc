@@ -30,6 +30,10 @@ class StepCall final : public Work, public Remote {
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override;
   void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    *shard = parts_[part].shard;
+    return entries_[parts_[part].entry].tensor->owners().get();
+  }
 
  protected:
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
@@ -130,10 +134,10 @@ void StepCall::make_trips(int64_t deadline_ns) {
   for (uint32_t e = 0; e < entries_.size(); ++e) {
     const TensorClient& tensor = *entries_[e].tensor;
     for (uint32_t shard = 0; shard < tensor.cut().shards; ++shard) {
-      const Map::Owned& run = tensor.map().run_of(shard);
-      add_part(plan, run.server,
+      const Owners::At at = tensor.owners()->of(shard);
+      add_part(plan, at.server,
                {.part = static_cast<uint32_t>(parts_.size()),
-                .term = run.term,
+                .term = at.term,
                 .flags = static_cast<uint16_t>(entries_[e].closes ? wire::kCloses : 0)});
       parts_.push_back({e, shard});
     }

@@ -117,7 +117,7 @@ std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> sessio
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
   std::shared_ptr<TableClient> client(
       new TableClient(std::move(session), placed.spec.name, placed.spec.own_name(), placed.spec.table));
-  client->set_map(placed.map);
+  client->set_map(placed.map, limits::kTableShards);
   return client;
 }
 

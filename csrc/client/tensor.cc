@@ -222,7 +222,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
   std::shared_ptr<TensorClient> client(
       new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
-  client->set_map(placed.map);
+  client->set_map(placed.map, cut.shards);
   return client;
 }
 

@@ -3,6 +3,11 @@
 // What travels and where the answers go is the business of its Cargo. Numbers that lie together in memory are sent from
 // there and land there; others pass through the lane's own memory. A trip can be sent more than once, so the cargo's
 // numbers stay as they are until the trip is over.
+//
+// A part whose shard turns out to be elsewhere goes on as a trip of its own, a stray, with the same sequence and clock:
+//
+//     trip to A:  part 0, part 1, part 2        A refuses part 1: shard 7 is on B since term 5
+//     trip to B:          part 1                the work is done when both trips are over
 #pragma once
 
 #include <cstdint>
@@ -13,6 +18,7 @@
 #include "base/ref.h"
 #include "base/status.h"
 #include "client/arena.h"
+#include "client/owners.h"
 #include "server/work.h"
 #include "wire/frame.h"
 
@@ -20,6 +26,8 @@ namespace windlass {
 
 // A lane calls these while it sends (describe, items, numbers) or receives (landing, land), one thread at a time.
 // `lies`: the numbers lie in arenas and do not travel.
+class Trip;
+
 class Cargo {
  public:
   // Fills in items, items_bytes, numbers_bytes, value and flags.
@@ -36,6 +44,13 @@ class Cargo {
                       const std::byte* numbers) = 0;
   // All parts have their answer, or never will.
   virtual void over(const Status& status) = 0;
+
+  // Who has the shard that a part is about; nullptr where it is about none.
+  virtual Owners* owners(uint32_t part, uint32_t* shard) = 0;
+  // There is a stray: over() comes once more. From any thread, with a lane's locks held.
+  virtual void add_stray() = 0;
+  // It is ready to go on. From any thread, without locks.
+  virtual void go_on(const Ref<Trip>& stray) = 0;
 
  protected:
   ~Cargo() = default;
@@ -72,6 +87,23 @@ class Trip : public Counted {
       parts.push_back({.part = static_cast<uint32_t>(i), .shard = static_cast<uint32_t>(i)});
     }
   }
+  // A trip of its own for a part that `server` refused, or does not answer.
+  Ref<Trip> make_stray(const Part& part, uint32_t server) const {
+    Ref<Trip> stray(new Trip(cargo));
+    stray->header = header;
+    stray->extensions = extensions;
+    stray->places = places;
+    stray->segments = segments;
+    stray->parts.push_back(part);
+    stray->unanswered = 1;
+    stray->deadline_ns = deadline_ns;
+    stray->bytes = bytes;
+    stray->owner = owner;
+    stray->came_from = server;
+    stray->detours = detours + 1;
+    cargo->add_stray();
+    return stray;
+  }
   // The whole frame with everything that has no answer yet.
   void describe(const Part& p, wire::Part* to) const {
     to->shard = p.shard;
@@ -98,6 +130,9 @@ class Trip : public Counted {
   bool ends_later = false;  // its answer came while it was being sent again
   Status status;            // the first refusal
   Ref<Work> owner;          // keeps the cargo while it is under way
+  uint32_t came_from = 0;   // of a stray: where it was not served
+  uint32_t detours = 0;     // likewise: how often
+  bool rested = false;      // likewise: it has waited since
   Cargo* cargo;
 
  private:

@@ -6,8 +6,6 @@
 namespace windlass {
 namespace {
 
-constexpr uint32_t kFirstTerm = 1;
-
 std::string listed(const std::vector<std::string>& servers) {
   std::string text = "[";
   for (size_t i = 0; i < servers.size(); ++i) text += (i != 0 ? ", " : "") + servers[i];
@@ -86,7 +84,7 @@ Map Catalogue::place(uint32_t shards) const {
   const uint64_t n = std::min<uint64_t>(order.size(), shards);
   Map map;
   map.object = static_cast<uint32_t>(entries_.size() + 1);
-  for (uint64_t i = 0; i < n; ++i) map.runs.push_back({static_cast<uint32_t>(shards * i / n), 0, kFirstTerm});
+  for (uint64_t i = 0; i < n; ++i) map.runs.push_back({static_cast<uint32_t>(shards * i / n), 0, Map::kFirstTerm});
   // Runs may differ by a shard: the longest go to those with the least, or one server would always get them.
   const auto length = [&](uint64_t i) { return (i + 1 < n ? map.runs[i + 1].first : shards) - map.runs[i].first; };
   std::vector<uint32_t> runs(n);

@@ -197,18 +197,57 @@ Status Host::attach(const ObjectSpec& spec, const Map& map) {
     return Status(Code::kInvalidArgument, "attach: object " + std::to_string(map.object) + " of at most " +
                                               std::to_string(limits::kObjectsMax));
   }
+  // What has moved here came with its object. Without it, a server would begin anew with what it does not have.
+  const auto came = [&](const Map::Owned& run) { return run.server == index && run.term != Map::kFirstTerm; };
+  if (find(map.object) == nullptr && std::any_of(map.runs.begin(), map.runs.end(), came)) {
+    return Status(Code::kServerLost, "'" + spec.own_name() + "': shards that moved to this server are not here");
+  }
+  std::shared_ptr<Hosted> made;
+  return make(spec, map, index, &made);
+}
+
+// The object, made if it is not there.
+Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out) {
   std::lock_guard lock(making_);
-  if (const auto there = find(map.object); there != nullptr) {
-    if (there->spec() == spec && there->map() == map) return {};
+  *out = find(map.object);
+  if (const auto& there = *out; there != nullptr) {
+    uint32_t shards = 0;
+    WL_RETURN_IF_ERROR(spec.shards(&shards));
+    if (there->spec() == spec && there->map().agrees(map, shards)) return {};
     return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
                                            "' here, not '" + spec.name + "', or is placed otherwise");
   }
-  std::shared_ptr<Hosted> made;
-  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &made));
+  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, out));
   std::unique_lock objects(objects_mutex_);
   if (objects_.size() <= map.object) objects_.resize(map.object + 1);
-  objects_[map.object] = std::move(made);
+  objects_[map.object] = *out;
   return {};
+}
+
+Status Host::depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out) {
+  const std::shared_ptr<Hosted> there = find(object);
+  if (there == nullptr) return Status(Code::kNotFound, "move: object " + std::to_string(object) + " is not here");
+  return Departure::begin(there, shard, server, term, out);
+}
+
+Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out) {
+  uint32_t shards = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (catalogue_.servers() != 0 && index != index_)
+      return Status(Code::kInvalidArgument, "'" + spec.own_name() + "': this server is number " +
+                                                std::to_string(index_) + " of the list, not number " +
+                                                std::to_string(index));
+  }
+  WL_RETURN_IF_ERROR(spec.shards(&shards));
+  WL_RETURN_IF_ERROR(map.check(shards, limits::kServersMax));
+  if (map.object == 0 || map.object > limits::kObjectsMax)
+    return Status(Code::kInvalidArgument,
+                  "object " + std::to_string(map.object) + " of at most " + std::to_string(limits::kObjectsMax));
+  if (find(map.object) == nullptr &&
+      std::any_of(map.runs.begin(), map.runs.end(), [&](const Map::Owned& run) { return run.server == index; }))
+    return Status(Code::kNotFound, "'" + spec.own_name() + "': some of it should be here, but it is not known");
+  return make(spec, map, index, out);
 }
 
 Status Host::detach(const ObjectSpec& spec, const Map& map) {

@@ -18,6 +18,7 @@
 #include "base/os.h"
 #include "server/arenas.h"
 #include "server/catalogue.h"
+#include "server/departure.h"
 #include "server/hosted.h"
 #include "server/server.h"
 
@@ -59,6 +60,11 @@ class Host {
   size_t guests();
   Server& server() { return server_; }
 
+  // A shard leaves for another server of the list, under a higher term. *out stays null when it has left already.
+  Status depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out);
+  // For arrivals: the object, which is made if it is not known here. `index`: what the sender takes this server for.
+  Status receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
+
   // For connections.
   Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                  uint64_t incarnation, std::shared_ptr<Guest>* guest);
@@ -90,6 +96,7 @@ class Host {
                         uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old);
   void forget_one();
   bool unused();
+  Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
 
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;

@@ -86,7 +86,7 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
                     std::shared_ptr<Hosted>* out) {
   uint32_t shards = 0;
   WL_RETURN_IF_ERROR(spec.shards(&shards));
-  std::shared_ptr<Hosted> made(new Hosted(spec, map));
+  std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget()));
   made->run_ = map.run_of_server(index, shards);
   if (spec.is_table) {
     std::unique_ptr<Table> table;
@@ -97,13 +97,105 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
     WL_RETURN_IF_ERROR(Tensor::create(spec.own_name(), spec.tensor, &server.budget(), &tensor, made->run_));
     made->tensor_ = std::move(tensor);
   }
+  for (uint32_t shard = 0; shard < shards; ++shard) {
+    const Map::Owned& owned = map.run_of(shard);
+    const bool here = owned.server == index;
+    if (here && !spec.is_table && !made->inside(shard)) {
+      std::unique_ptr<Tensor> tensor;
+      const Run run{shard, shard + 1};
+      WL_RETURN_IF_ERROR(Tensor::create(spec.own_name(), spec.tensor, &server.budget(), &tensor, run));
+      made->add_place(std::move(tensor));
+    }
+    if (!here && !spec.is_table) continue;
+    Residence& home = made->find(shard)->home;
+    home.state = here ? Residence::kHere : Residence::kElsewhere;
+    home.server = owned.server;
+    home.term = owned.term;
+  }
   *out = std::move(made);
   return {};
 }
 
 Shard* Hosted::find(uint32_t shard) {
-  if (shard < run_.first || shard >= run_.end) return nullptr;
-  return table_ != nullptr ? &table_->shard(shard) : &tensor_->shard(shard);
+  if (table_ != nullptr) return shard < shards_ ? &table_->shard(shard) : nullptr;
+  if (inside(shard)) return &tensor_->shard(shard);
+  Tensor* const tensor = came(shard);
+  return tensor != nullptr ? &tensor->shard(shard) : nullptr;
+}
+
+// ---- shards that come and go --------------------------------------------------------------------------------------
+
+void Hosted::add_place(std::unique_ptr<Tensor> tensor) {
+  if (all_places_ == nullptr) {
+    all_places_ = std::make_unique<std::atomic<Tensor*>[]>(shards_);
+    places_.store(all_places_.get(), std::memory_order_release);
+  }
+  all_places_[tensor->run().first].store(tensor.get(), std::memory_order_release);
+  came_.push_back(std::move(tensor));
+}
+
+Shard& Hosted::make_place(uint32_t shard) {
+  std::lock_guard lock(coming_);
+  if (Shard* const there = find(shard); there != nullptr) return *there;
+  const Run run{shard, shard + 1};
+  std::unique_ptr<Tensor> tensor = Tensor::make_empty(spec_.own_name(), spec_.tensor, tensor_->cut(), budget_, run);
+  const Map::Owned& owned = map_.run_of(shard);
+  Shard& place = tensor->shard(shard);
+  place.home.state = Residence::kElsewhere;
+  place.home.server = owned.server;
+  place.home.term = owned.term;
+  add_place(std::move(tensor));
+  return place;
+}
+
+Status Hosted::take_memory(uint32_t shard) {
+  if (table_ != nullptr || inside(shard) || came(shard)->bytes() != 0) return {};
+  return came(shard)->take_memory();
+}
+
+void Hosted::give_memory(uint32_t shard) {
+  if (table_ != nullptr) return table_->clear(shard);
+  if (!inside(shard)) came(shard)->give_memory();
+}
+
+std::pair<uint32_t, uint32_t> Hosted::whereabouts(uint32_t index) {
+  Shard* const shard = find(index);
+  if (shard == nullptr) return {map_.run_of(index).server, map_.run_of(index).term};
+  std::pair<uint32_t, uint32_t> at;
+  with_turn(shard->turn, [&] {
+    const Residence& home = shard->home;
+    const bool here = home.state == Residence::kHere || home.state == Residence::kFrozen;
+    at = {here ? index_ : home.server, home.term};
+  });
+  return at;
+}
+
+// Whether the shard is here under the order's term.
+bool Hosted::lets_in(const Order& o, Shard& shard) const {
+  Residence& home = shard.home;
+  return home.serves(o.part.term) || home.opens(o.part.term) ||
+         (home.state == Residence::kHere && broken(Break::kTerms));
+}
+
+void Hosted::turn_away(const Order& o, const Residence& home, Reply* reply) const {
+  const bool here = home.state == Residence::kHere;
+  const std::string what = "shard " + std::to_string(o.part.shard) + ": ";
+  const std::string term = std::to_string(home.term), asked = std::to_string(o.part.term);
+  reply->refuse(refused(Code::kStaleMap, here ? what + "expected term " + term + ", saw " + asked
+                                              : what + "not on this server; since term " + term + " it is on number " +
+                                                    std::to_string(home.server)));
+  reply->part.term = home.term;
+  reply->part.value = here ? index_ : home.server;
+}
+
+void Hosted::turn_away(const Order& o, Reply* reply) const {
+  Residence home{.state = Residence::kElsewhere};
+  if (o.part.shard < shards_) {
+    const Map::Owned& owned = map_.run_of(o.part.shard);
+    home.server = owned.server;
+    home.term = owned.term;
+  }
+  turn_away(o, home, reply);
 }
 
 Status Hosted::refused(Code code, const std::string& why) const {
@@ -277,6 +369,11 @@ bool Hosted::finite_rows(const Order& o) const {
 }
 
 bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* out, Reply* reply) {
+  if (!lets_in(o, shard)) [[unlikely]] {
+    if (shard.home.state == Residence::kFrozen) return false;
+    turn_away(o, shard.home, reply);
+    return true;
+  }
   Record& record = shard.records.of(o.session, o.header.session);
   Status status = checked;
   if (!o.pushes()) {
@@ -320,6 +417,7 @@ const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const 
   if (tensor_ == nullptr || o.lying != nullptr || o.op() != Op::kPull || o.part.flags != wire::kWhole ||
       o.part.bytes() != 0 || o.part.value != 0 || dtype_out(o) != spec_.tensor.dtype)
     return nullptr;
+  if (!lets_in(o, shard)) return nullptr;
   const Record& record = shard.records.of(o.session, o.header.session);
   if (o.part.sequence > record.sequence) return nullptr;
   const Cut& cut = tensor_->cut();
@@ -327,7 +425,7 @@ const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const 
   reply->part.clock = record.clock;
   reply->part.value = shard.version + 1;
   reply->numbers_bytes = (cut.end_of(o.part.shard) - cut.first_of(o.part.shard)) * size_of(spec_.tensor.dtype);
-  return tensor_->weights_of(o.part.shard);
+  return tensor_of(o.part.shard).weights_of(o.part.shard);
 }
 
 Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
@@ -346,7 +444,7 @@ Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
     return {};
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
-  tensor_->apply(shard, o.hyper, spans.data(), spans.size(), arrays);
+  tensor_of(shard).apply(shard, o.hyper, spans.data(), spans.size(), arrays);
   if (answers && !spans.empty() && o.lying == nullptr)
     reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};
@@ -357,7 +455,7 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
   const Arrays arrays{nullptr, out, Dtype::kFloat32, dtype_out(o), streams(o)};
   switch (o.op()) {
     case Op::kFingerprint:
-      reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_->fingerprint(index);
+      reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_of(index).fingerprint(index);
       return {};
     case Op::kRows: reply->part.value = table_->rows(index); return {};
     case Op::kScan: {
@@ -382,12 +480,12 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
     if (o.lying == nullptr) reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
     return {};
   }
-  if (o.op() == Op::kPull && o.part.value != 0 && tensor_->shard(index).version + 1 <= o.part.value) {
+  if (o.op() == Op::kPull && o.part.value != 0 && tensor_of(index).shard(index).version + 1 <= o.part.value) {
     reply->part.flags |= wire::kUnchanged;
     return {};
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
-  tensor_->read(spans.data(), spans.size(), arrays);
+  tensor_of(index).read(spans.data(), spans.size(), arrays);
   if (!spans.empty() && o.lying == nullptr)
     reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};

@@ -3,12 +3,20 @@
 // An Order is complete, private to us, and its checksums are right; whether it makes sense is check()'s to say. run()
 // then belongs to the holder of the shard's turn: it admits the order by its sequence, applies or reads, and fills the
 // reply. Sockets are none of its business.
+//
+// Which shards are here changes (session/residence.h). A tensor's first run lies in one piece; a shard that comes later
+// has memory of its own, and its place here stays when it leaves, so that a Shard that was found once can always be
+// asked. A table has a place for every shard from the beginning.
+//
+//     tensor_    | 8 9 10 11 12 13 |        came_    3 -> | 3 |    27 -> | 27 |
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "server/arenas.h"
 #include "server/server.h"
@@ -68,7 +76,7 @@ class Hosted {
   const ObjectSpec& spec() const { return spec_; }
   const Map& map() const { return map_; }
   bool used() const { return used_.load(std::memory_order_relaxed); }  // whether anything was ever pushed to it
-  // Nullptr when the shard is not here.
+  // Nullptr when the shard has never been here. Otherwise it may be here no longer: that is run()'s to see.
   Shard* find(uint32_t shard);
 
   // Ok when the order fits the object; *out_bytes is what its answer needs for numbers, at most.
@@ -79,9 +87,35 @@ class Hosted {
   // With the turn: a pull of a whole shard as it is can be answered from where its weights lie. Nullptr: it is no such
   // pull, or must wait.
   const std::byte* peek(const Order& order, Shard& shard, Reply* reply) const;
+  // The refusal of an order for a shard that has never been here.
+  void turn_away(const Order& order, Reply* reply) const;
+
+  // For shards that move (server/departure.h, server/arrival.h). index: of this server in the list.
+  uint32_t index() const { return index_; }
+  uint32_t shards() const { return shards_; }
+  void set_used() { used_.store(true, std::memory_order_relaxed); }
+  // A place for a shard to come to; where it has never been here, one is made.
+  Shard& make_place(uint32_t shard);
+  // Memory for its numbers, where it needs any of its own; and what it held is given back, where that is cheap. The
+  // holder's of its turn, or of a shard that is elsewhere.
+  Status take_memory(uint32_t shard);
+  void give_memory(uint32_t shard);
+  Tensor& tensor_of(uint32_t shard) const { return inside(shard) ? *tensor_ : *came(shard); }
+  Table* table() const { return table_.get(); }
+  // The server that has a shard, as far as is known here, and since which term.
+  std::pair<uint32_t, uint32_t> whereabouts(uint32_t shard);
 
  private:
-  Hosted(ObjectSpec spec, Map map) : spec_(std::move(spec)), map_(std::move(map)) {}
+  Hosted(ObjectSpec spec, Map map, uint32_t index, uint32_t shards, Budget* budget)
+      : spec_(std::move(spec)), map_(std::move(map)), index_(index), shards_(shards), budget_(budget) {}
+  bool inside(uint32_t shard) const { return shard >= run_.first && shard < run_.end; }
+  Tensor* came(uint32_t shard) const {
+    const auto* const places = places_.load(std::memory_order_acquire);
+    return places != nullptr && shard < shards_ ? places[shard].load(std::memory_order_acquire) : nullptr;
+  }
+  void add_place(std::unique_ptr<Tensor> tensor);
+  bool lets_in(const Order& order, Shard& shard) const;
+  void turn_away(const Order& order, const Residence& home, Reply* reply) const;
   Status check_tensor(const Order& order, uint64_t* out_bytes) const;
   Status check_table(const Order& order, uint64_t* out_bytes) const;
   Status check_lying(const Order& order) const;
@@ -92,11 +126,18 @@ class Hosted {
   Status read(const Order& order, std::byte* out, Reply* reply);
 
   const ObjectSpec spec_;
-  const Map map_;
+  const Map map_;  // as it was when the object was made
+  const uint32_t index_, shards_;
+  Budget* const budget_;
   Run run_;
   std::atomic<bool> used_{false};
   std::shared_ptr<Tensor> tensor_;  // one of the two
   std::shared_ptr<Table> table_;
+
+  std::mutex coming_;  // of what follows; places_ is read without it
+  std::vector<std::unique_ptr<Tensor>> came_;
+  std::unique_ptr<std::atomic<Tensor*>[]> all_places_;
+  std::atomic<std::atomic<Tensor*>*> places_{nullptr};  // of every shard, once one has come
 };
 
 }  // namespace windlass

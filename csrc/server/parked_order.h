@@ -27,7 +27,9 @@ class ParkedOrder final : public Waiting {
     from_->parked_no_more(order_.header.request);
   }
 
-  // With the turn of its shard.
+  // With the turn of its shard: whether what it waited for has come.
+  bool ready(Shard& shard) const { return shard.records.of(order_.session, order_.header.session).sequence >= after(); }
+  // Likewise.
   void run(Shard& shard) {
     if (!order_.pushes() && os::now_ns() > deadline_ns_)
       checked_ = Status(Code::kTimeout, "came too late for its caller");

@@ -135,25 +135,10 @@ Status Request::read_list(Order* order) const {
   return {};
 }
 
-// Whether the object and the shard are here, under the term that the client thinks.
-Status Request::locate(const About& about, uint32_t shard, uint32_t term, Shard** out) {
-  const std::shared_ptr<Hosted>& object = about.object;
-  if (object == nullptr)
-    return Status(Code::kNotFound, "object " + std::to_string(about.header.object) + " is not on this server");
-  *out = object->find(shard);
-  const uint32_t expected = *out != nullptr ? object->map().run_of(shard).term : 0;
-  if (*out != nullptr && (expected == term || broken(Break::kTerms))) return {};
-  const std::string what = "'" + object->spec().own_name() + "', shard " + std::to_string(shard);
-  if (*out == nullptr) return Status(Code::kStaleMap, what + ": not on this server");
-  return Status(Code::kStaleMap,
-                what + ": expected term " + std::to_string(expected) + ", saw " + std::to_string(term));
-}
-
 bool Request::lend(const wire::Part& part, Lent* lent) const {
   if (lies() || header().operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
-  Shard* shard = nullptr;
-  return locate(about_, part.shard, part.term, &shard).ok() &&
-         lent->add(order_of(about_, part, nullptr), *about_.object, *shard);
+  Shard* const shard = about_.object != nullptr ? about_.object->find(part.shard) : nullptr;
+  return shard != nullptr && lent->add(order_of(about_, part, nullptr), *about_.object, *shard);
 }
 
 void Request::prepare(const Taken& taken, Ready* ready) const {
@@ -168,7 +153,12 @@ void Request::prepare(const Taken& taken, Ready* ready) const {
     order.numbers = about.lying.in;
     order.lying = &about.lying;
   }
-  if (wrong.ok()) wrong = locate(about, order.part.shard, order.part.term, &ready->shard);
+  if (wrong.ok() && about.object == nullptr)
+    wrong = Status(Code::kNotFound, "object " + std::to_string(about.header.object) + " is not on this server");
+  if (wrong.ok()) {
+    ready->shard = about.object->find(order.part.shard);
+    ready->absent = ready->shard == nullptr;
+  }
   if (wrong.ok() && !about.misplaced.ok() && !order.pushes()) wrong = about.misplaced;
 }
 
@@ -195,9 +185,9 @@ void Request::serve(const Ready& ready, Answers* answers) const {
   Reply reply;
   reply.part.shard = order.label;
   reply.part.term = order.part.term;
-  if (!ready.wrong.ok()) {
+  if (!ready.wrong.ok() || ready.absent) {
     if (answers->open(0) == nullptr) return;
-    reply.refuse(ready.wrong);
+    ready.absent ? about.object->turn_away(order, &reply) : reply.refuse(ready.wrong);
     answers->add(reply);
     return;
   }

@@ -54,6 +54,7 @@ class Request {
     About own;  // in a step
     Shard* shard = nullptr;
     Status wrong;
+    bool absent = false;  // the object is here, the shard has never been
   };
   void prepare(const Taken& part, Ready* ready) const;
   Order order_of(const About& about, const wire::Part& part, std::byte* bytes) const;
@@ -61,7 +62,6 @@ class Request {
   Status read_item(Order* order, About* about) const;
   Status read_list(Order* order) const;
   void find_arrays(const wire::Places& places, About* about) const;
-  static Status locate(const About& about, uint32_t shard, uint32_t term, Shard** out);
   void serve(const Ready& ready, Answers* answers) const;
   bool park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
             Reply* reply) const;

@@ -51,13 +51,14 @@ class Work : public Helped {
   // Runs or drains parts until none is left to start.
   void help() override;
 
+  // It is not done before one more end_away(), whatever ends meanwhile; false when it is done.
+  bool stay_open();
+
  protected:
   Work() = default;
   ~Work() override = default;
 
   void set_parts(uint32_t n);
-  // It is not done before end_away(), whatever ends meanwhile; false when it is done.
-  bool stay_open();
   // Takes back parts that nobody has begun; true when those were all, *any when there were some.
   bool cancel_queued(bool* any);
   void fail(const Status& status);

@@ -120,4 +120,15 @@ TEST(parking_agrees_with_a_plain_list_whatever_happens) {
   }
 }
 
+TEST(what_is_parked_can_be_taken_out_whoever_it_is_of) {
+  Parked parked;
+  CHECK(parked.take_if([](const Waiting&) { return true; }) == nullptr);
+  CHECK(park(&parked, 1, 7, 70) && park(&parked, 2, 5, 50) && park(&parked, 3, 9, 90));
+  CHECK_EQ(number_of(parked.take_if([](const Waiting& w) { return w.after() > 5; })), 70);
+  CHECK_EQ(number_of(parked.take_if([](const Waiting& w) { return w.session() == 3; })), 90);
+  CHECK(parked.take_if([](const Waiting& w) { return w.session() == 3; }) == nullptr);
+  CHECK_EQ(number_of(parked.take_if([](const Waiting&) { return true; })), 50);
+  CHECK(parked.empty());
+}
+
 }  // namespace windlass

@@ -59,16 +59,48 @@ class Records {
   Record& of(uint32_t session, uint64_t incarnation = 0) {
     if (session >= records_.size()) records_.resize(session + 1);
     Record& record = records_[session];
-    if (record.incarnation != incarnation) {
-      record = {};
-      record.incarnation = incarnation;
-    }
+    if (record.incarnation != incarnation) replace(&record, incarnation);
     return record;
   }
   const Record* find(uint32_t session) const { return session < records_.size() ? &records_[session] : nullptr; }
 
+  // Records travel with their shard. Numbers of sessions are a server's own, so one that has come waits here until its
+  // session does.
+  void add(Record record) {
+    if (arrived_ == nullptr) arrived_ = std::make_unique<std::vector<Record>>();
+    arrived_->push_back(std::move(record));
+  }
+  // Every record that says anything.
+  template <class Visit>
+  void each(Visit visit) const {
+    for (const auto* all : {&records_, static_cast<const std::vector<Record>*>(arrived_.get())}) {
+      if (all == nullptr) continue;
+      for (const Record& r : *all) {
+        if (r.sequence != 0 || r.clock != 0) visit(r);
+      }
+    }
+  }
+  void clear() {
+    records_.clear();
+    arrived_.reset();
+  }
+
  private:
+  void replace(Record* record, uint64_t incarnation) {
+    *record = {};
+    if (arrived_ != nullptr) claim(record, incarnation);
+    record->incarnation = incarnation;
+  }
+  void claim(Record* record, uint64_t incarnation) {
+    const auto it =
+        std::find_if(arrived_->begin(), arrived_->end(), [&](const Record& r) { return r.incarnation == incarnation; });
+    if (it == arrived_->end()) return;
+    *record = std::move(*it);
+    arrived_->erase(it);
+  }
+
   std::vector<Record> records_;
+  std::unique_ptr<std::vector<Record>> arrived_;
 };
 
 }  // namespace windlass

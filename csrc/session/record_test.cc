@@ -67,4 +67,30 @@ TEST(sessions_have_records_of_their_own_which_start_at_zero) {
   CHECK_EQ(records.find(1000)->clock, 1u);
 }
 
+TEST(a_record_that_came_with_its_shard_waits_for_its_session) {
+  Records records;
+  records.of(0, 11).sequence = 1;
+  Record came;
+  came.incarnation = 77;
+  came.sequence = 9;
+  came.clock = 2;
+  came.keep(9, Status(Code::kNonFinite, "no"), 5);
+  records.add(std::move(came));
+  uint64_t seen = 0;
+  records.each([&](const Record& r) { seen += r.incarnation; });
+  CHECK_EQ(seen, 88u);
+  CHECK_EQ(records.of(3, 12).sequence, 0u);   // somebody else
+  const Record& claimed = records.of(3, 77);  // the number is the server's own
+  CHECK_EQ(claimed.sequence, 9u);
+  CHECK_EQ(claimed.clock, 2u);
+  CHECK(claimed.find(9) != nullptr && claimed.find(9)->value == 5);
+  CHECK_EQ(records.of(4, 77).sequence, 0u);  // there was one
+  seen = 0;
+  records.each([&](const Record& r) { seen += r.incarnation; });
+  CHECK_EQ(seen, 88u);
+  records.clear();
+  records.each([](const Record&) { CHECK(false); });
+  CHECK_EQ(records.of(3, 77).sequence, 0u);
+}
+
 }  // namespace windlass

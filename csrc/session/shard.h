@@ -6,15 +6,18 @@
 #include "base/turn.h"
 #include "session/parked.h"
 #include "session/record.h"
+#include "session/residence.h"
 
 namespace windlass {
 
+// What every request looks at comes first, on one cache line.
 struct alignas(64) Shard {
-  Turn turn;             // everything below belongs to its holder
+  Turn turn;  // everything below belongs to its holder
+  Residence home;
   uint64_t version = 0;  // how many pushes were applied
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
+  Parked parked;         // what came before its time
   Records records;
-  Parked parked;  // what came before its time
 };
 
 }  // namespace windlass

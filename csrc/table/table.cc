@@ -71,10 +71,7 @@ Table::Table(std::string name, TableSpec spec, TablePools* pools)
 }
 
 Table::~Table() {
-  for (uint32_t i = 0; i < limits::kTableShards; ++i) {
-    shards_[i].index.clear(pools_->index);
-    for (std::byte* slab : shards_[i].slabs) pools_->slabs.give(slab, slab_bytes_);
-  }
+  for (uint32_t i = 0; i < limits::kTableShards; ++i) clear(i);
 }
 
 Status check_spec(const std::string& name, const TableSpec& spec) {
@@ -100,8 +97,8 @@ void Table::initial(uint64_t hash, float* out) const {
   kernels().fill(spec_.init, mix_in(row_seed_, unmix(hash)), 0, out, spec_.dim);
 }
 
-// A new row for a hash that has none; kAbsent when there is no memory.
-uint32_t Table::make_row(TableShard& s, uint64_t hash) {
+// A place for the row of a hash that has none, with anything in it; kAbsent when there is no memory.
+uint32_t Table::new_row(TableShard& s, uint64_t hash) {
   uint32_t row = 0;
   const bool recycled = !s.free_rows.empty();
   if (recycled) {
@@ -117,6 +114,12 @@ uint32_t Table::make_row(TableShard& s, uint64_t hash) {
   }
   if (!s.index.insert(pools_->index, place_of(hash), row)) return Index::kAbsent;
   recycled ? s.free_rows.pop_back() : static_cast<void>(++s.rows);
+  return row;
+}
+
+uint32_t Table::make_row(TableShard& s, uint64_t hash) {
+  const uint32_t row = new_row(s, hash);
+  if (row == Index::kAbsent) return row;
   initial(hash, weights(s, row));
   const float start = spec_.rule.initial_state;
   if (state_stride_ != 0) std::fill_n(state(s, row), layout_.vectors * spec_.dim, start);
@@ -132,6 +135,7 @@ Status Table::make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t
     rows[i] = s.index.find(place_of(keyed[i].hash));  // the same key may have been made a moment ago
     if (rows[i] == Index::kAbsent) rows[i] = make_row(s, keyed[i].hash);
     if (rows[i] == Index::kAbsent) return out_of_memory();
+    if (s.changes != nullptr) s.changes->add(keyed + i, 1);
   }
   return {};
 }
@@ -198,6 +202,7 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   rows.resize(n);
   s.index.find_all(keyed, n, rows.data());
   WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
+  if (s.changes != nullptr) s.changes->add(keyed, n);
 
   // Several gradients for one row become one, in order of occurrence.
   static thread_local std::vector<float> combined;        // rows of it
@@ -259,6 +264,7 @@ uint64_t Table::erase(uint32_t shard, const Keyed* keyed, size_t n) {
     const uint32_t row = s.index.remove(place_of(keyed[i].hash));
     if (row == Index::kAbsent) continue;
     s.free_rows.push_back(row);
+    if (s.changes != nullptr) s.changes->add(keyed + i, 1);
     ++erased;
   }
   return erased;

@@ -21,6 +21,7 @@
 #include "base/pool.h"
 #include "rule/kernels.h"
 #include "session/shard.h"
+#include "table/changes.h"
 #include "table/group.h"
 #include "table/index.h"
 #include "tensor/tensor.h"
@@ -51,8 +52,9 @@ struct TablePools {
 struct TableShard : Shard {
   Index index;
   std::vector<std::byte*> slabs;
-  std::vector<uint32_t> free_rows;  // given up by erase()
-  uint32_t rows = 0;                // row numbers handed out so far
+  std::vector<uint32_t> free_rows;   // given up by erase()
+  uint32_t rows = 0;                 // row numbers handed out so far
+  std::unique_ptr<Changes> changes;  // while it is being copied
 };
 
 class Table {
@@ -83,6 +85,28 @@ class Table {
   // Of the rows that were ever updated; rows that were only looked at are the initialiser's and do not count.
   uint64_t fingerprint(uint32_t shard) const;
 
+  // A row as bytes, for a shard that moves (table/copy.cc): how many it has.
+  size_t copy_bytes() const;
+  // Where a copy has got to. An index that is filled in the order of hashes has them all in one place, so hashes are
+  // visited in many short ranges, and those in the order of their bits reversed.
+  struct CopyCursor {
+    uint32_t bits = 0;   // of the number of a range
+    uint64_t range = 0;  // the next, before its bits are reversed
+    uint64_t from = 0;   // within it
+  };
+  CopyCursor begin_copy(uint32_t shard) const;
+  // Copies up to `most` rows from the cursor on. A row that is there from start to end is copied once; false when those
+  // were the last.
+  bool copy(uint32_t shard, CopyCursor* cursor, size_t most, std::byte* to, size_t* n) const;
+  // Copies the rows of those keys, by their hashes; *gone gets the keys that have none.
+  void copy(uint32_t shard, const uint64_t* hashes, size_t n, std::byte* to, size_t* rows,
+            std::vector<uint64_t>* gone) const;
+  // Takes rows that were copied, in place of those with the same keys. Fails when the memory is used up, or a key does
+  // not belong here; some rows may be there then.
+  Status put(uint32_t shard, const std::byte* rows, size_t n);
+  // Takes all rows out and gives their memory back.
+  void clear(uint32_t shard);
+
  private:
   Table(std::string name, TableSpec spec, TablePools* pools);
   std::byte* slab(const TableShard& s, uint32_t row) const { return s.slabs[row >> slab_shift_]; }
@@ -98,6 +122,8 @@ class Table {
   Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
   void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
   uint32_t make_row(TableShard& s, uint64_t hash);
+  uint32_t new_row(TableShard& s, uint64_t hash);
+  void copy_row(const TableShard& s, uint64_t key, uint32_t row, std::byte* to) const;
   void initial(uint64_t hash, float* out) const;
   Status out_of_memory() const;
 

@@ -76,9 +76,45 @@ Tensor::Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget
       first_(cut.first_of(run_.first)),
       budget_(budget) {}
 
-Tensor::~Tensor() {
+Tensor::~Tensor() { give_memory(); }
+
+std::unique_ptr<Tensor> Tensor::make_empty(const std::string& name, const TensorSpec& spec, const Cut& cut,
+                                           Budget* budget, Run run) {
+  std::unique_ptr<Tensor> t(new Tensor(name, spec, cut, budget, run));
+  if (t->run_.first < t->run_.end) t->shards_ = std::make_unique<Shard[]>(t->run_.end - t->run_.first);
+  return t;
+}
+
+// One mapping: weights, then each state array, each a little further off a round distance.
+Status Tensor::take_memory() {
+  const Layout& layout = layout_of(spec_.rule.kind);
+  const uint64_t vector_bytes = round_up(elements() * 4);
+  uint64_t bytes = round_up(elements() * size_of(spec_.dtype));
+  uint64_t vector_at[limits::kRuleVectorsMax] = {};
+  for (int v = 0; v < layout.vectors; ++v) {
+    vector_at[v] = bytes + kStagger * static_cast<uint64_t>(v + 1);
+    bytes = vector_at[v] + vector_bytes;
+  }
+  const uint64_t scalars_at = bytes;
+  if (layout.row_scalars != 0) bytes += round_up(rows() * layout.row_scalars * 4);
+  if (!budget_->charge(bytes)) return budget_->exhausted(bytes, "tensor '" + name_ + "'");
+  memory_ = os::map(bytes);
+  if (memory_ == nullptr) {
+    budget_->refund(bytes);
+    return budget_->exhausted(bytes, "tensor '" + name_ + "'");
+  }
+  bytes_ = bytes;
+  weights_ = memory_;
+  for (int v = 0; v < layout.vectors; ++v) state_[v] = reinterpret_cast<float*>(memory_ + vector_at[v]);
+  if (layout.row_scalars != 0) scalars_ = reinterpret_cast<float*>(memory_ + scalars_at);
+  return {};
+}
+
+void Tensor::give_memory() {
   os::unmap(memory_, bytes_);
   budget_->refund(bytes_);
+  memory_ = weights_ = nullptr;
+  bytes_ = 0;
 }
 
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
@@ -130,34 +166,14 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
                       Run run) {
   Cut cut;
   WL_RETURN_IF_ERROR(check_spec(name, spec, &cut));
-  std::unique_ptr<Tensor> t(new Tensor(name, spec, cut, budget, run));
+  std::unique_ptr<Tensor> t = make_empty(name, spec, cut, budget, run);
   const Layout& layout = layout_of(spec.rule.kind);
-  const uint64_t elements = t->run_.first < t->run_.end ? cut.end_of(t->run_.end - 1) - t->first_ : 0;
+  const uint64_t elements = t->elements(), rows = t->rows();
   if (elements == 0) {
     *out = std::move(t);
     return {};
   }
-  // One mapping: weights, then each state array, each a little further off a round distance.
-  const uint64_t weight_bytes = round_up(elements * size_of(spec.dtype));
-  const uint64_t vector_bytes = round_up(elements * 4);
-  const uint64_t rows = (elements + t->cut_.row - 1) / t->cut_.row;
-  const uint64_t scalar_bytes = layout.row_scalars != 0 ? round_up(rows * layout.row_scalars * 4) : 0;
-  uint64_t bytes = weight_bytes;
-  uint64_t vector_at[limits::kRuleVectorsMax] = {};
-  for (int v = 0; v < layout.vectors; ++v) {
-    vector_at[v] = bytes + kStagger * static_cast<uint64_t>(v + 1);
-    bytes = vector_at[v] + vector_bytes;
-  }
-  const uint64_t scalars_at = bytes;
-  bytes += scalar_bytes;
-  if (!budget->charge(bytes)) return budget->exhausted(bytes, "tensor '" + name + "'");
-  t->bytes_ = bytes;
-  t->memory_ = os::map(bytes);
-  if (t->memory_ == nullptr) return budget->exhausted(bytes, "tensor '" + name + "'");
-  t->weights_ = t->memory_;
-  for (int v = 0; v < layout.vectors; ++v) t->state_[v] = reinterpret_cast<float*>(t->memory_ + vector_at[v]);
-  if (layout.row_scalars != 0) t->scalars_ = reinterpret_cast<float*>(t->memory_ + scalars_at);
-  t->shards_ = std::make_unique<Shard[]>(t->run_.end - t->run_.first);
+  WL_RETURN_IF_ERROR(t->take_memory());
 
   // Fresh memory is zero, so what starts at zero is not touched.
   if (spec.dtype == Dtype::kFloat32) {
@@ -243,6 +259,19 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
 void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const {
   for (size_t s = 0; s < n_spans; ++s) write_out(spans[s], 0, spans[s].n, arrays);
   if (arrays.stream) kernels().fence();
+}
+
+std::vector<Tensor::Piece> Tensor::pieces_of(uint32_t shard) const {
+  const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
+  const Layout& layout = layout_of(spec_.rule.kind);
+  std::vector<Piece> pieces = {{weights(first), n * size_of(spec_.dtype)}};
+  for (int v = 0; v < layout.vectors; ++v)
+    pieces.push_back({reinterpret_cast<std::byte*>(state_[v] + (first - first_)), n * sizeof(float)});
+  if (layout.row_scalars != 0) {
+    float* const scalars = scalars_ + (first - first_) / cut_.row * layout.row_scalars;
+    pieces.push_back({reinterpret_cast<std::byte*>(scalars), n / cut_.row * layout.row_scalars * sizeof(float)});
+  }
+  return pieces;
 }
 
 uint64_t Tensor::fingerprint(uint32_t shard) const {

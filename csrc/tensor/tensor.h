@@ -5,7 +5,8 @@
 // each state array start a few cache lines apart from a power-of-two distance; equal distances would put them into
 // the same cache sets and halve the speed.
 //
-// Thread safety: apply() and read() belong to the holder of the shard's turn; everything else is fixed after create().
+// Thread safety: apply(), read() and memory that comes and goes belong to the holder of the shard's turn; everything
+// else is fixed after create().
 #pragma once
 
 #include <cstdint>
@@ -88,9 +89,24 @@ class Tensor {
   const std::byte* weights_of(uint32_t shard) const { return weights(cut_.first_of(shard)); }
   // Of the shard's weights and state; the sum over all shards is the tensor's.
   uint64_t fingerprint(uint32_t shard) const;
+  // Everything of the shard that is numbers, where it lies: weights, state arrays, numbers of rows.
+  struct Piece {
+    std::byte* data;
+    uint64_t bytes;
+  };
+  std::vector<Piece> pieces_of(uint32_t shard) const;
+
+  // A tensor that is one shard which comes and goes: it is made without memory, gets it, and gives it back. The shard
+  // itself stays where it is.
+  static std::unique_ptr<Tensor> make_empty(const std::string& name, const TensorSpec& spec, const Cut& cut,
+                                            Budget* budget, Run run);
+  Status take_memory();
+  void give_memory();
 
  private:
   Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run);
+  uint64_t elements() const { return run_.first < run_.end ? cut_.end_of(run_.end - 1) - first_ : 0; }
+  uint64_t rows() const { return (elements() + cut_.row - 1) / cut_.row; }
   void write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const;
   std::byte* weights(uint64_t element) const { return weights_ + (element - first_) * size_of(spec_.dtype); }
 

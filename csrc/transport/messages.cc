@@ -148,21 +148,29 @@ const Map::Owned& Map::run_of(uint32_t shard) const {
 }
 
 Run Map::run_of_server(uint32_t server, uint32_t shards) const {
+  Run longest{0, 0};
   for (size_t i = 0; i < runs.size(); ++i) {
-    if (runs[i].server == server) return {runs[i].first, i + 1 < runs.size() ? runs[i + 1].first : shards};
+    const Run run{runs[i].first, i + 1 < runs.size() ? runs[i + 1].first : shards};
+    if (runs[i].server == server && run.end - run.first > longest.end - longest.first) longest = run;
   }
-  return {0, 0};
+  return longest;
 }
 
 Status Map::check(uint32_t shards, uint32_t servers) const {
-  bool right = runs.size() <= servers && (shards == 0 ? runs.empty() : !runs.empty() && runs[0].first == 0);
-  std::vector<bool> seen(servers);
+  bool right = shards == 0 ? runs.empty() : !runs.empty() && runs[0].first == 0;
   for (size_t i = 0; right && i < runs.size(); ++i) {
-    right = runs[i].server < servers && runs[i].first < shards && (i == 0 || runs[i].first > runs[i - 1].first) &&
-            !seen[runs[i].server];
-    if (right) seen[runs[i].server] = true;
+    right = runs[i].server < servers && runs[i].first < shards && (i == 0 || runs[i].first > runs[i - 1].first);
   }
   return right ? Status() : malformed("map");
+}
+
+bool Map::agrees(const Map& other, uint32_t shards) const {
+  if (object != other.object) return false;
+  for (uint32_t shard = 0; shard < shards; ++shard) {
+    const Owned &a = run_of(shard), &b = other.run_of(shard);
+    if (a.term == b.term && a.server != b.server) return false;
+  }
+  return true;
 }
 
 void encode(const Map& map, wire::Writer* w) {
@@ -174,7 +182,7 @@ void encode(const Map& map, wire::Writer* w) {
 Status decode(wire::Reader* r, Map* map) {
   map->object = r->get<uint32_t>();
   const auto runs = r->get<uint32_t>();
-  if (!r->ok() || runs > limits::kServersMax) return malformed("map");
+  if (!r->ok() || runs > r->left() / sizeof(Map::Owned)) return malformed("map");
   map->runs.clear();
   for (uint32_t i = 0; i < runs && r->ok(); ++i) map->runs.push_back(r->get<Map::Owned>());
   return r->ok() ? Status() : malformed("map");

@@ -53,6 +53,7 @@ Status decode(wire::Reader* from, ObjectSpec* spec);
 
 // Which server owns which shard, and since which term.
 struct Map {
+  static constexpr uint32_t kFirstTerm = 1;  // of every shard, until it moves
   struct Owned {
     uint32_t first;   // shard; up to the next run's
     uint32_t server;  // its index in the list
@@ -64,10 +65,12 @@ struct Map {
   friend bool operator==(const Map&, const Map&) = default;
 
   const Owned& run_of(uint32_t shard) const;
-  // The shards of one server: one run, or an empty one.
+  // The longest run of one server, or an empty one. When an object is made a server has one at most.
   Run run_of_server(uint32_t server, uint32_t shards) const;
-  // Ok when the runs cover all shards in order, each server with one run at most.
+  // Ok when the runs cover all shards in order.
   Status check(uint32_t shards, uint32_t servers) const;
+  // Whether both can be true of the same object, one of them earlier than the other: a term belongs to one server.
+  bool agrees(const Map& other, uint32_t shards) const;
 };
 void encode(const Map& map, wire::Writer* to);
 Status decode(wire::Reader* from, Map* map);

@@ -22,11 +22,11 @@ from windlass.testing.cluster import Process, until
 
 A, B = "10.87.0.1", "10.87.0.2"
 JOB = """
-import pathlib, sys, time
+import contextlib, pathlib, sys, time
 import numpy as np
 import windlass as wl
 
-stop = pathlib.Path(sys.argv[1])
+stop, seconds = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 with wl.connect(timeout=30) as cluster:
     print("connected", cluster.rank, "of", cluster.world_size, flush=True)
     w = cluster.tensor("witness", 200_000, rule=wl.Sum(), dtype="int64")
@@ -34,7 +34,7 @@ with wl.connect(timeout=30) as cluster:
     n, mine = 0, np.full(200_000, cluster.rank + 1)
     try:
         while not stop.exists():
-            w.push_pull(mine)
+            w.push_pull(mine, timeout=seconds)
             n += 1
             print("step", n, flush=True)
             time.sleep(0.01)
@@ -43,6 +43,8 @@ with wl.connect(timeout=30) as cluster:
             time.sleep(0.01)
     except wl.WindlassError as error:
         print("raised", type(error).__name__, str(error), flush=True)
+        with contextlib.suppress(wl.WindlassError):
+            cluster.close(timeout=1)  # what is under way may never get there
         raise SystemExit(3)
     steps, seen = counts.pull(), w.pull()
     print("exact" if (seen == steps[0] + 2 * steps[1]).all() else f"WRONG {steps} {seen}", *steps, flush=True)
@@ -86,8 +88,10 @@ class Hosts:
         self.processes[name] = Process(command, {"PYTHONUNBUFFERED": "1"})
         return self.processes[name]
 
-    def start_all(self, *scheduler: str, server: tuple[str, ...] = ("--listen", f"tcp://{B}:0")) -> None:
-        """All five. scheduler, server: options of the scheduler and of server 1."""
+    def start_all(
+        self, *scheduler: str, server: tuple[str, ...] = ("--listen", f"tcp://{B}:0"), seconds: float = 60.0
+    ) -> None:
+        """All five. scheduler, server: options of the scheduler and of server 1. seconds: what a step may take."""
         token, file = ("--token-file", str(self.folder / "token")), self.folder / "address"
         where = ("--listen", f"tcp://{A}:0", "--address-file", str(file), *token, "--exit-with-stdin")
         self.start(A, "scheduler", "scheduler", "--servers", "2", *where, *scheduler)
@@ -97,7 +101,7 @@ class Hosts:
         for i, (host, listen) in enumerate(((A, on_a), (B, server))):
             told = ("--number", str(i), "--address-file", str(self.folder / f"server-{i}"), "--exit-with-stdin")
             self.start(host, f"server {i}", "server", *listen, *told, *cluster)
-        job = ("--", sys.executable, str(self.folder / "job.py"), str(self.folder / "stop"))
+        job = ("--", sys.executable, str(self.folder / "job.py"), str(self.folder / "stop"), str(seconds))
         for rank, host in enumerate((A, B)):
             self.start(host, f"worker {rank}", "worker", *cluster, "--rank", str(rank), "--world-size", "2", *job)
 
@@ -126,7 +130,7 @@ class Hosts:
         for rank in range(2):
             exact = re.search(r"^exact (\d+) (\d+)$", self.said(f"worker {rank}"), re.MULTILINE)
             assert exact is not None
-            assert [int(exact[1]), int(exact[2])] >= counts
+            assert all(int(exact[i + 1]) >= counts[i] > 0 for i in range(2))
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -178,15 +182,49 @@ def test_a_link_that_is_down_for_three_seconds_is_survived(hosts: Hosts):
 
 
 def test_a_link_that_stays_down_is_an_error_that_says_who_is_out_of_reach(hosts: Hosts):
-    hosts.start_all("--failure-timeout", "2")
-    hosts.until_both_step(20, 40)
+    hosts.start_all("--failure-timeout", "2", seconds=6.0)
+    hosts.until_both_step(10, 40)
+    here = (hosts.folder / "server-0").read_text().strip()
     went = hosts.link("down")
-    codes = {}
-    for name in ("worker 0", "worker 1", "scheduler", "server 0"):
-        try:
-            codes[name] = hosts.processes[name].wait(20)
-        except subprocess.TimeoutExpired:
-            codes[name] = None
-        print(f"{name} has ended {time.monotonic() - went:.2f} s after, with {codes[name]}")
-    print(codes)
-    assert 0
+    # On the scheduler's side it is the scheduler who says so.
+    assert hosts.processes["worker 0"].wait(8) == 3
+    assert re.search(
+        r"^raised ServerLost push_pull of tensor 'witness': server 1 \(process \d+ on .*\): no heartbeat for 2 s$",
+        hosts.said("worker 0"),
+        re.MULTILINE,
+    )
+    assert hosts.processes["scheduler"].wait(8) == 1
+    for who in ("server 1", "worker 1 of app 'default'"):
+        assert re.search(
+            rf"^ERROR {who} \(process \d+ on .*\) is gone: no heartbeat for 2 s$", hosts.said("scheduler"), re.M
+        )
+    assert "shards were on server 1 and are lost" in hosts.said("scheduler")
+    assert hosts.processes["server 0"].wait(8) == 0
+    # Whoever is cut off from it finds out alone, within the time that a step may take.
+    assert hosts.processes["worker 1"].wait(max(0.1, went + 8 - time.monotonic())) == 3
+    raised = re.search(r"^raised (ServerLost|Timeout) push_pull of tensor 'witness': .*", hosts.said("worker 1"), re.M)
+    assert raised is not None
+    assert here in raised[0]
+
+
+@pytest.mark.xfail(strict=True, reason="lanes notice a peer that went silent after 30 s, whatever failure_timeout is")
+def test_a_server_that_is_out_of_reach_is_given_up_before_the_step_times_out(hosts: Hosts):
+    hosts.start_all("--failure-timeout", "2", seconds=60.0)
+    hosts.until_both_step(10, 40)
+    here = (hosts.folder / "server-0").read_text().strip()
+    hosts.link("down")
+    assert hosts.processes["worker 1"].wait(10) == 3
+    assert re.search(rf"^raised ServerLost .*{here} has been out of reach", hosts.said("worker 1"), re.MULTILINE)
+
+
+@pytest.mark.xfail(strict=True, reason="a member that is refused when it comes back says so, and goes on")
+def test_who_was_given_up_ends_when_it_can_reach_the_scheduler_again(hosts: Hosts):
+    hosts.start_all("--failure-timeout", "1", "--linger", seconds=30.0)
+    hosts.until_both_step(10, 40)
+    hosts.link("down")
+    until(lambda: hosts.said("scheduler").count("is gone: no heartbeat for 1 s") == 2, "they are given up", 8)
+    hosts.link("up")
+    assert hosts.processes["server 1"].wait(8) == 1
+    assert "this process was given up: no heartbeat for 1 s" in hosts.said("server 1")
+    assert hosts.processes["worker 1"].wait(8) == 3
+    assert re.search(r"^raised \w+ .*(given up|server 1)", hosts.said("worker 1"), re.MULTILINE)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import windlass as wl
 from windlass import _core
 from windlass._address import Address, dial
 from windlass._handshake import greet
@@ -29,6 +30,9 @@ class FakeHost:
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
         os.close(fd)
         self.adopted.append((peer, session_key))
+
+    def arrive(self) -> None:
+        raise wl.ResourceExhausted("no shards here")
 
     def close(self, timeout: float) -> None:
         self.closed.append(timeout)

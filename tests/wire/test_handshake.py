@@ -52,6 +52,10 @@ def test_the_messages_are_those_of_the_document(monkeypatch: pytest.MonkeyPatch)
     assert check_hello(TOKEN, greeting, hello) == KEY
     assert make_welcome(TOKEN, greeting, hello, KEY) == welcome
     assert check_welcome(TOKEN, greeting, hello, welcome) == (KEY, bytes(8))
+    brings = b"WINDLASS" + b"\x01\x00" + b"\x02" + bytes(5) + nonce + KEY
+    brings += hmac.new(TOKEN, b"windlass peer\0" + greeting + brings, hashlib.sha256).digest()
+    assert make_hello(TOKEN, greeting, KEY, role=2) == brings
+    assert check_hello(TOKEN, greeting, brings) == KEY
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
@@ -64,6 +68,15 @@ def test_a_client_gets_a_new_session_and_joins_it_again(token: bytes | None):
     assert Counter(key for _, key in host.adopted) == dict.fromkeys(keys, 2)
     assert host.adopted[0][0].startswith("tcp://127.0.0.1:")
     assert host.adopted[1][0].startswith(f"{unix} (process ")
+
+
+def test_a_server_that_brings_a_shard_is_no_client():
+    with door(TOKEN) as (addresses, host):
+        deadline = time.monotonic() + 5
+        with knock(addresses[0]) as sock:
+            greet(sock, TOKEN, None, deadline, role=2)
+            assert sock.recv(4)[:4] == b"WLSA"  # the stand-in takes no shards
+    assert host.adopted == []
 
 
 # -- S3: only holders of the token get in ----------------------------------------------------------------------------
@@ -104,7 +117,9 @@ def attacks(seed: int) -> Iterator[tuple[str, Attack]]:
         yield "replayed proof", lambda g: right(g)[:64] + old_hello[-32:]
         yield "reflected proof", lambda g: right(g)[:64] + old_welcome[-32:]
         yield "reflected greeting", lambda g: g + right(g)[48:]
-        yield "server's proof", lambda g: proved(g, right(g)[:64], _handshake._SERVER)
+        yield "server's proof", lambda g: proved(g, right(g)[:64], _handshake._WELCOMES)
+        yield "peer's proof", lambda g: proved(g, right(g)[:64], b"windlass peer\0")
+        yield "client's proof as a peer", lambda g: proved(g, with_role(right(g), 2))
         yield "server's role", lambda g, i=i: proved(g, with_role(right(g), i % 255 + 2 if i % 255 < 254 else 0))
         yield "truncated", lambda g, i=i: right(g)[: i % 96]
         yield "truncated and proved", lambda g, i=i: proved(g, right(g)[: 16 + i % 48])
@@ -114,7 +129,7 @@ def attacks(seed: int) -> Iterator[tuple[str, Attack]]:
         yield "noise", lambda g: rng.randbytes(96)
 
 
-ATTACKS = 17
+ATTACKS = 19
 
 
 def tried_on_the_function(count: int, seed: int) -> tuple[Counter[str], Counter[str]]:
@@ -177,7 +192,8 @@ PROOF_OFF = {"none", "guessed", "tokenless", "wrong", "near", "replayed", "repla
 BROKEN = {
     "any proof is right": (hmac, "compare_digest", lambda a, b: True, PROOF_OFF),
     "nonces repeat": (secrets, "token_bytes", lambda n: b"n" * n, {"replayed", "replayed proof"}),
-    "both roles prove alike": (_handshake, "_SERVER", b"windlass client\0", {"server's proof"}),
+    "both roles prove alike": (_handshake, "_WELCOMES", b"windlass client\0", {"server's proof"}),
+    "peers prove like clients": (_handshake, "_PROVES", [b"windlass client\0"] * 3, {"client's proof as a peer"}),
     "lengths are not checked": (_handshake, "_check_length", lambda *_: None, {"over-long and proved"}),
     "heads are not checked": (_handshake, "_check_head", lambda *_: None, {"server's role"}),
 }

@@ -7,6 +7,7 @@ import time
 from windlass import _core
 from windlass._address import Address
 from windlass._errors import Closed, WindlassError
+from windlass._move import send_shard
 from windlass._scheduled import client_tls
 from windlass._serve import Stop
 from windlass._settings import Settings
@@ -24,6 +25,8 @@ class ServerMember:
         self, scheduler: Address, token: bytes, told: list[Address], host: _core.Host, settings: Settings, stop: Stop
     ) -> None:
         self._host = host
+        self._token = token
+        self._moving: set[int] = set()
         self._stop = stop
         self._settings = settings
         join = m.Join(
@@ -64,8 +67,29 @@ class ServerMember:
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
                 self._stop(1)
-            case m.MoveShard(move):
-                self._member.tell(m.Moved(move, "this server cannot move shards yet"))
+            case m.MoveShard(move) if move not in self._moving:
+                self._moving.add(move)
+                threading.Thread(target=self._move, args=(message,), name="windlass-move", daemon=True).start()
+
+    def _move(self, order: m.MoveShard) -> None:
+        """Says what became of it. An order that was given twice is carried out once, and answered twice."""
+        error = ""
+        try:
+            send_shard(
+                self._host,
+                order.object,
+                order.shard,
+                to=Address.parse(order.address),
+                token=self._token,
+                server=order.server,
+                term=order.term,
+                deadline=time.monotonic() + self._settings.failure_timeout,
+            )
+        except WindlassError as failure:
+            error = str(failure)
+            _log.warning("server: %s", error)
+        self._moving.discard(order.move)
+        self._member.tell(m.Moved(order.move, error[: m.TEXT_CHARS_MAX]))
 
     def _report(self) -> m.Report:
         return m.Report(memory_bytes=self._host.memory_bytes, sessions=self._host.sessions)

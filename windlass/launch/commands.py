@@ -231,6 +231,26 @@ def status(
     typer.echo(text) if as_json else show(text)
 
 
+def doctor(
+    address: Address = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Says what is wrong with this machine, these settings or the cluster at --address, and what to do about it."""
+    from windlass.observe import doctor as says
+
+    checks = says.examine({"address": address, "token_file": token_file, "tls_ca": tls_ca}, config)
+    colours = {says.Verdict.OK: None, says.Verdict.WARNING: "yellow", says.Verdict.WRONG: "red"}
+    if as_json:
+        typer.echo(says.as_json(checks))
+    else:
+        for verdict, line in says.as_lines(checks):
+            typer.secho(line, fg=colours[verdict])
+    raise typer.Exit(1 if says.count(checks, says.Verdict.WRONG) else 0)
+
+
 def move(
     name: Annotated[str, typer.Argument(help="The tensor or table, as app/name.")],
     shard: Annotated[int, typer.Argument(min=0)],
@@ -254,6 +274,6 @@ def move(
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass`."""
     app.command(context_settings=PassThrough)(_plainly(run))
-    for command in (server, scheduler, status, move):
+    for command in (server, scheduler, status, doctor, move):
         app.command()(_plainly(command))
     app.command(context_settings=PassThrough)(_plainly(worker))

@@ -1,0 +1,55 @@
+// Arrival: a shard that comes from another server, chunk by chunk.
+//
+// It is written where it will be, which nobody looks at before it is complete; whatever is wrong with it leaves nothing
+// behind. A complete copy does not count before a request comes under its term (session/residence.h).
+//
+// Thread safety: none; one thread's.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "server/hosted.h"
+#include "transport/chunk.h"
+
+namespace windlass {
+
+class Host;
+
+class Arrival {
+ public:
+  explicit Arrival(Host& host) : host_(host) {}
+  Arrival(const Arrival&) = delete;
+  Arrival& operator=(const Arrival&) = delete;
+  ~Arrival() { close(); }
+
+  // The next chunk, whose header was decoded; `body` has chunk.bytes and is nobody else's. After an error the rest is
+  // of no use.
+  Status take(const Chunk& chunk, const std::byte* body);
+  bool complete() const { return complete_; }
+  // What is not complete leaves nothing behind.
+  void close();
+
+ private:
+  Status begin(const Chunk& chunk, const std::byte* body);
+  Status take_array(const Chunk& chunk, const std::byte* body);
+  Status take_rows(const Chunk& chunk, const std::byte* body);
+  Status take_erased(const Chunk& chunk, const std::byte* body);
+  Status take_records(const Chunk& chunk, const std::byte* body);
+  Status end(const Chunk& chunk, const std::byte* body);
+  Status wrong(const std::string& what, uint64_t expected, uint64_t seen) const;
+
+  Host& host_;
+  Chunk first_;
+  uint32_t next_ = 0;  // number of the next chunk
+  std::shared_ptr<Hosted> object_;
+  Shard* shard_ = nullptr;  // once its place is ours to write
+  bool known_ = false;      // it is here already, under this very term
+  bool complete_ = false;
+  bool closed_ = false;
+  std::vector<Tensor::Piece> arrays_;
+  size_t next_array_ = 0;
+  std::vector<Record> records_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,93 @@
+// Departure: a shard on its way to another server, as seen by the one it leaves.
+//
+//     begin | rows rows rows ... | rows erased ... | # | the rest, records, end |  acknowledged: commit()
+//           |  the shard is in use, a few rows at   |   |  it is frozen          |  else abort(): it thaws
+//           |  each of its turns; then what changed |   |
+//
+// A frozen shard is not touched, and nobody waits for it with a thread: what comes is parked as if it had come too
+// early. After commit() everything parked is refused with the shard's new server and term, as is whatever comes later;
+// after abort() it runs. So this server is where the switch is made, in one turn: before, nobody knows of the new term,
+// and after, nothing is served here.
+//
+// A tensor's shard is small: it is frozen at once and sent from where it lies.
+//
+// Thread safety: none; one thread's. The shard goes on being used by others meanwhile.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "server/hosted.h"
+#include "transport/chunk.h"
+
+namespace windlass {
+
+class ParkedOrder;
+
+class Departure {
+ public:
+  // *out stays null when the shard has left for that server under that term already: there is nothing to do.
+  static Status begin(std::shared_ptr<Hosted> object, uint32_t shard, uint32_t server, uint32_t term,
+                      std::unique_ptr<Departure>* out);
+  Departure(const Departure&) = delete;
+  Departure& operator=(const Departure&) = delete;
+  ~Departure() { abort(); }
+
+  // The next chunk: its header, and its body where it lies, good until the next call. False when all of them were
+  // given.
+  struct Pieces {
+    const std::byte* head = nullptr;
+    const std::byte* body = nullptr;
+    size_t body_bytes = 0;
+  };
+  Status next(Pieces* pieces, bool* more);
+  bool frozen() const { return frozen_; }
+
+  // The other server has all of it: the switch.
+  Status commit();
+  // It stays. Nothing happens after a commit().
+  void abort();
+
+ private:
+  enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kEnd, kOver };
+
+  Departure(std::shared_ptr<Hosted> object, uint32_t shard, uint32_t server, uint32_t term)
+      : object_(std::move(object)), index_(shard), server_(server), term_(term), shard_(*object_->find(shard)) {}
+  TableShard& rows() const { return object_->table()->shard(index_); }
+  void copy_rows();
+  void take_changes();
+  void copy_changes();
+  void freeze();
+  void write_records();
+  void give(Chunk::Kind kind, uint32_t items, const void* body, size_t bytes);
+  void answer(std::vector<std::unique_ptr<ParkedOrder>>* parked);
+
+  const std::shared_ptr<Hosted> object_;
+  const uint32_t index_, server_, term_;
+  Shard& shard_;
+  Phase phase_ = kBegin;
+  bool frozen_ = false;
+  bool over_ = false;
+
+  Buffer buffer_;                  // rows
+  Table::CopyCursor cursor_;       // where the first copy has got to
+  std::vector<uint64_t> changed_;  // hashes that are to be copied again
+  size_t next_changed_ = 0;
+  size_t rounds_ = 0;
+  std::vector<uint64_t> gone_;  // keys that have no row any more
+  std::vector<Tensor::Piece> arrays_;
+  size_t next_array_ = 0;
+  std::vector<std::string> records_;  // bodies
+  std::vector<uint32_t> counts_;      // of each
+  size_t next_records_ = 0;
+  uint64_t all_records_ = 0;
+  std::string body_;
+
+  Chunk chunk_;
+  std::byte head_[limits::kSectionBytes];
+  Pieces* pieces_ = nullptr;  // what next() fills
+};
+
+}  // namespace windlass

@@ -1,0 +1,62 @@
+// Chunk: a piece of a shard as bytes, byte for byte as in docs/formats/shard.md.
+//
+//     begin | array array ... | rows rows erased ... | records | end        each a header of 64 bytes and a body
+//
+// Pure: bytes in, a checked value or a Status out. Lengths are compared with limits before anybody takes memory for
+// them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "session/record.h"
+#include "transport/messages.h"
+#include "wire/frame.h"
+
+namespace windlass {
+
+struct Chunk {
+  enum Kind : uint8_t { kBegin = 1, kArray, kRows, kErased, kRecords, kEnd };
+  static constexpr uint32_t kMagic = 0x31534C57;  // the bytes WLS1
+  static constexpr uint8_t kVersion = 1;
+
+  uint32_t magic = kMagic;
+  uint8_t version = kVersion;
+  uint8_t kind = 0;
+  uint16_t zero = 0;
+  uint64_t bytes = 0;  // of the body
+  uint32_t object = 0;
+  uint32_t shard = 0;
+  uint32_t term = 0;    // under which it will be at its new server
+  uint32_t server = 0;  // that server's index
+  uint32_t number = 0;  // of the chunk: 0, 1, 2, ...
+  uint32_t items = 0;   // which array; how many rows, keys or records
+  uint32_t body_crc = 0;
+  uint32_t zeros[4] = {};
+  uint32_t crc = 0;
+};
+static_assert(sizeof(Chunk) == limits::kSectionBytes);
+
+void encode(const Chunk& chunk, std::byte* to);      // checksum included
+Status decode(const std::byte* from, Chunk* chunk);  // kCorrupt when anything is wrong with the header
+Status check_body(const Chunk& chunk, const std::byte* body);
+
+// What the first chunk says: which object it is, and where its shards were when it was made.
+std::string encode_begin(const Map& map, const ObjectSpec& spec);
+Status decode_begin(const std::byte* body, size_t bytes, Map* map, ObjectSpec* spec);
+
+// What the last one says.
+struct ShardEnd {
+  uint64_t version = 0, count = 0;
+  uint64_t rows = 0;     // of a table's shard
+  uint64_t records = 0;  // that came before
+};
+static_assert(sizeof(ShardEnd) == 32);
+
+void encode(const Record& record, wire::Writer* to);
+Status decode(wire::Reader* from, Record* record);
+
+}  // namespace windlass
