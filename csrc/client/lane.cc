@@ -798,8 +798,8 @@ bool Lane::end_part() {
   return true;
 }
 
-// A part whose shard is elsewhere, or has another term, goes on, also when its server has never heard of the object that
-// is to come; false when it must not.
+// A part whose shard is elsewhere, or has another term, goes on, also when its server has never heard of the object
+// that is to come; false when it must not.
 bool Lane::follow(Code code) {
   uint32_t shard = 0;
   Owners* const owners = in_trip_->cargo->owners(in_trip_part_->part, &shard);
