@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._rules import Rule
-from windlass._settings import check_environment
 from windlass._settings import load as load_settings
+from windlass._settings import token_of
 from windlass._slots import Slots
 from windlass._step import Step
 from windlass._table import Table
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from windlass._scheduled import Attendance
 
 _THREADS_MAX = 256
+_CLOSE_SECONDS = 5.0  # at most, after an error
 Transport = Literal["auto", "arena", "socket"]
 _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
@@ -82,24 +83,20 @@ def connect(
         raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
-    check_environment(os.environ)
-    if servers is None and (os.environ.get("WINDLASS_ROLE") or "worker") != "worker":
-        become_role()
-    address = address or (os.environ.get("WINDLASS_ADDRESS") if servers is None else None)
-    if address is not None:
-        if servers is not None:
-            raise InvalidArgument("connect: either address, of a scheduler, or servers")
+    settings = load_settings({"address": address, "app": app, "transport": transport})
+    if servers is None and settings.role != "worker":
+        become_role(settings.role)
+    if servers is None and settings.address is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of the servers here")
         from windlass._scheduled import Scheduled, client_tls, join
 
-        settings = load_settings({"app": app, "transport": transport})
         if rank is None and world_size is None and not reader:
             rank, world_size = _from_environment("RANK", None), _from_environment("WORLD_SIZE", 1)
         scheduled = Scheduled(
-            _scheduler_address(address),
+            _scheduler_address(settings.address),
             settings.app,
-            _secret(token),
+            (token_of(settings) or b"") if token is None else _secret(token),
             checksums,
             settings.transport,
             reader,
@@ -107,6 +104,8 @@ def connect(
             client_tls(settings.tls_ca),
         )
         return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
+    if address is not None:
+        raise InvalidArgument("connect: either address, of a scheduler, or servers")
     if reader:
         raise InvalidArgument("connect: a reader needs the address of a scheduler")
     if servers is not None:
@@ -114,9 +113,7 @@ def connect(
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
         if rank is None and world_size is None:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
-        transport = transport if transport is not None else cast("Transport", os.environ.get("WINDLASS_TRANSPORT"))
-        app = app if app is not None else os.environ.get("WINDLASS_APP") or "default"
-        remote = Remote.of(servers, app, token, failure_timeout, checksums, transport or "auto")
+        remote = Remote.of(servers, settings.app, token, failure_timeout, checksums, settings.transport)
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
     if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(
@@ -208,11 +205,11 @@ def _secret(token: str | bytes | None) -> bytes:
     return secret or b""
 
 
-def become_role() -> NoReturn:
+def become_role(role: str) -> NoReturn:
     """The process is a server or the scheduler from now on, and exits with it: one script for every role."""
     from windlass.launch.roles import run_role
 
-    sys.exit(run_role(os.environ["WINDLASS_ROLE"]))
+    sys.exit(run_role(role))
 
 
 def _from_environment(name: str, default: Any) -> Any:
@@ -421,7 +418,7 @@ class Cluster:
             self.close()
         else:  # the error on its way says more than what close() would add
             with contextlib.suppress(WindlassError):
-                self.close()
+                self.close(timeout=min(self._timeout, _CLOSE_SECONDS))
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else "open"

@@ -320,6 +320,11 @@ class Links:
 
     def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool, cluster: int = 0) -> None: ...
 
+    def set_stall(self, seconds: float) -> None:
+        """
+        How long a server may acknowledge nothing before its connection counts as broken.
+        """
+
     def set_catalogue(self, ask: Callable | None) -> None:
         """
         Who is asked where objects are: ask(operation, body, seconds) gives a code and the answers, or a message. None, when the cluster is closed: nobody is asked any more.

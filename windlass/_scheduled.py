@@ -142,6 +142,9 @@ class Attendance:
                     self._over = self.member.ended or InternalError("refused")
             self._changed.notify_all()
             links = self.links
+        if self._over is not None and links is not None:  # nobody counts on us any more: nothing goes on as if
+            for index in range(len(self.view.servers)):
+                links.lost(index, ERRORS.index(type(self._over)), str(self._over))
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
         if isinstance(message, m.ShardMoved) and links is not None:
@@ -197,6 +200,7 @@ def join(
     links = _core.Links(
         [str(a) for a in servers], scheduled.app, number, world, sums, attendance.shares(), welcome.cluster
     )
+    links.set_stall(welcome.failure_timeout)
     links.set_catalogue(attendance.catalogue)
     engine = _core.Engine.on(links, arena_of)
     dialer = Dialer(links, servers, scheduled.token, welcome.failure_timeout, scheduled.transport)

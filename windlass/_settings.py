@@ -7,11 +7,11 @@ import dataclasses
 import difflib
 import os
 import pathlib
-import tomllib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from windlass._errors import InvalidArgument
+from windlass._handshake import load_token
 
 Kind = Literal["text", "count", "bytes", "seconds", "flag", "path"]
 
@@ -147,6 +147,8 @@ def check_environment(environ: Mapping[str, str]) -> None:
 
 
 def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
+    import tomllib  # few have a file
+
     try:
         text = tomllib.loads(path.read_text())
     except OSError as error:
@@ -154,7 +156,10 @@ def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, int]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"settings file {path}: {error}") from error
     quotas: dict[str, int] = {}
-    for app, table in (text.pop("apps", None) or {}).items():
+    apps = text.pop("apps", {})
+    if not isinstance(apps, dict):
+        raise InvalidArgument(f"settings file {path}: apps: expected tables such as [apps.NAME], not {apps!r}")
+    for app, table in apps.items():
         for key, value in table.items() if isinstance(table, dict) else [("", table)]:
             if key != "memory_bytes_max":
                 hint = _suggest(key, ["memory_bytes_max"])
@@ -187,7 +192,7 @@ def _checked(where: str, setting: Setting, value: Any) -> Any:
                 return pathlib.Path(value)
             case _:
                 read = value if isinstance(value, str) else _wrong()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"{where}: expected {_EXPECTED[setting.kind]}, not {value!r}") from None
     if setting.choices and read not in setting.choices:
         raise InvalidArgument(f"{where}: expected one of {', '.join(setting.choices)}, not {value!r}")
@@ -225,3 +230,11 @@ def _bytes(value: Any) -> int:
     text = str(value).strip().lower().removesuffix("b")
     digits = text.rstrip("kmgti")
     return int(float(digits) * _SUFFIXES[text[len(digits) :]]) if text[len(digits) :] in _SUFFIXES else _wrong()
+
+
+def token_of(settings: Settings) -> bytes | None:
+    """The token, from the file that a flag names, else WINDLASS_TOKEN, else the file that another setting names."""
+    file = settings.token_file
+    if settings.sources["token_file"] != "flag" and "WINDLASS_TOKEN" in os.environ:
+        file = None
+    return load_token(file)

@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "bind/bind.h"
 
 namespace windlass::bind {
@@ -47,6 +49,12 @@ void bind_links(nb::module_& m) {
            }),
            nb::arg("servers"), nb::arg("app"), nb::arg("rank"), nb::arg("world_size"), nb::arg("checksums"),
            nb::arg("shares"), nb::arg("cluster") = 0)
+      .def(
+          "set_stall",
+          [](Links& links, double seconds) {
+            links.set_stall_ms(static_cast<int>(std::clamp(seconds * 1e3, 100.0, double{limits::kStallMs})));
+          },
+          nb::arg("seconds"), "How long a server may acknowledge nothing before its connection counts as broken.")
       .def(
           "set_catalogue",
           [](Links& links, const std::optional<nb::callable>& ask) {

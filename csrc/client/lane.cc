@@ -449,7 +449,7 @@ void Lane::attach(int fd) {
       os::close_socket(fd);
       return;
     }
-    os::set_up_socket(fd, limits::kStallMs);
+    os::set_up_socket(fd, links_.stall_ms());
     os::close_after_fork(fd, true);
     checksums_ = links_.checksums(fd);
     shares_ = links_.shares(fd);

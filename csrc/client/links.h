@@ -49,6 +49,9 @@ class Links : public std::enable_shared_from_this<Links> {
   bool need_dial(Wanted* wanted);
   void attach(const Wanted& which, int fd) { lane(which.server, which.lane).attach(fd); }
   void lost(uint32_t server, const Status& status);
+  // How long a server may acknowledge nothing before its connection counts as broken. Set before the first is attached.
+  void set_stall_ms(int ms) { stall_ms_ = ms; }
+  int stall_ms() const { return stall_ms_; }
   // Who knows where objects are, where there is a scheduler; it is asked instead of the first server.
   using Catalogue = std::function<Status(wire::Op op, const std::string& body, int64_t deadline_ns,
                                          std::vector<std::string>* answers)>;
@@ -134,6 +137,7 @@ class Links : public std::enable_shared_from_this<Links> {
   const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
   const bool shares_;
   const uint64_t cluster_;
+  int stall_ms_ = limits::kStallMs;
   std::mutex catalogue_mutex_;
   Catalogue catalogue_;
   std::atomic<bool> sharing_{false};

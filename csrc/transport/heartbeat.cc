@@ -16,7 +16,8 @@ Heartbeat::Heartbeat(int fd, std::string beat, int64_t period_ns) : shared_(std:
   shared_->fd = fd;
   shared_->beat = std::move(beat);
   shared_->period_ns = period_ns;
-  os::set_up_socket(fd, limits::kStallMs);
+  // Ten periods of silence are a death at the other end; who is cut off notices no later.
+  os::set_up_socket(fd, static_cast<int>(std::clamp<int64_t>(10 * period_ns / 1'000'000, 100, limits::kStallMs)));
   os::close_after_fork(fd, true);
   shared_->watch.add(fd, 0);
   shared_->watch.change(fd, 0, true, false);

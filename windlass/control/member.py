@@ -135,6 +135,7 @@ class Member:
             match first := m.read_scheduler(ws.receive(deadline)):
                 case m.Welcome():
                     self.welcome = first
+                    ws.notice_silence(first.failure_timeout)
                     return ws
                 case m.Refused(error, text):
                     raise error_of(error, f"the scheduler at {self.address} refused: {text}")
@@ -186,6 +187,7 @@ class Member:
             except WindlassError as error:  # somebody else's scheduler, or we were given up
                 _log.error("%s", error)
                 self._end(error)
+                self._heard(m.Refused(type(error).__name__, str(error)))
                 return
             _log.warning("the scheduler at %s is back", self.address)
             self._attach(ws)
@@ -260,24 +262,25 @@ class Member:
         """A connection that is broken is made again at once: the scheduler waits for a quarter of a second."""
         pause = _PAUSE_SECONDS[0]
         while not self._closed.is_set():
-            try:
-                ws = connect(self.address, "/heartbeat", self._token, time.monotonic() + _ATTEMPT_SECONDS, self._tls)
-                ws.send(self.join.incarnation.to_bytes(8, "little"))
-            except (WindlassError, OSError):
-                self._closed.wait(pause)
+            begun = time.monotonic()
+            with contextlib.suppress(WindlassError, OSError):
+                self._beat_over(connect(self.address, "/heartbeat", self._token, begun + _ATTEMPT_SECONDS, self._tls))
+            if time.monotonic() - begun > _REPORT_SECONDS:
+                pause = _PAUSE_SECONDS[0]
+            elif not self._closed.wait(pause):
                 pause = min(2 * pause, _PAUSE_SECONDS[1])
-                continue
-            pause = _PAUSE_SECONDS[0]
-            if self._tls is not None:
-                self._beat_in_python(ws)
-                continue
-            beat = _core.Heartbeat(ws.detach(), frame(b"\0"), self.welcome.beat_seconds)
-            self._beat = beat
-            self.beating.set()
-            while not self._closed.is_set() and not beat.wait(_REPORT_SECONDS):
-                self._tell_report()
-            beat.stop()
-            del beat
+
+    def _beat_over(self, ws: WebSocket) -> None:
+        """Until the connection is broken."""
+        ws.send(self.join.incarnation.to_bytes(8, "little"))
+        if self._tls is not None:
+            self._beat_in_python(ws)
+            return
+        beat = self._beat = _core.Heartbeat(ws.detach(), frame(b"\0"), self.welcome.beat_seconds)
+        self.beating.set()
+        while not self._closed.is_set() and not beat.wait(_REPORT_SECONDS):
+            self._tell_report()
+        beat.stop()
 
     def _beat_in_python(self, ws: WebSocket) -> None:
         """What is encrypted only Python can write: here a GIL that is held for long does look like a death."""

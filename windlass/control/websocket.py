@@ -14,7 +14,7 @@ import struct
 import threading
 
 from windlass._address import Address, dial, seconds_left, why
-from windlass._errors import ProtocolError, ServerLost, Timeout
+from windlass._errors import AccessDenied, ProtocolError, ServerLost, Timeout
 from windlass.control.messages import MESSAGE_BYTES_MAX
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -55,6 +55,9 @@ class WebSocket:
             made._upgrade(path, deadline)
             sock.settimeout(None)
             return made
+        except ssl.SSLCertVerificationError as error:
+            sock.close()
+            raise AccessDenied(f"the scheduler at {address} is not trusted (tls_ca): {error.verify_message}") from error
         except TimeoutError as error:
             sock.close()
             raise Timeout(f"connect to the scheduler at {address}: no answer within the time allowed") from error
@@ -75,7 +78,12 @@ class WebSocket:
             if len(self._ahead) > _HEAD_BYTES_MAX:
                 raise ProtocolError(f"{self._address} is no scheduler: its answer has no end")
             self._sock.settimeout(seconds_left(deadline))
-            self._more()
+            try:
+                self._more()
+            except ConnectionError:
+                if self._ahead or isinstance(self._sock, ssl.SSLSocket):
+                    raise
+                raise ConnectionResetError("it hung up without a word; if it speaks TLS, tls_ca must be set") from None
         head, _, self._ahead = self._ahead.partition(b"\r\n\r\n")
         lines = head.split(b"\r\n")
         fields = {k.strip().lower(): v.strip() for k, _, v in (line.partition(b":") for line in lines[1:])}
@@ -83,9 +91,14 @@ class WebSocket:
         if lines[0].split()[1:2] != [b"101"] or fields.get(b"sec-websocket-accept") != accept:
             raise ProtocolError(f"{self._address} is no scheduler: expected a WebSocket, saw {lines[0][:100]!r}")
 
-    def fileno(self) -> int:
-        """The socket's."""
-        return self._sock.fileno()
+    def notice_silence(self, seconds: float) -> None:
+        """From now on the connection counts as broken when the other end's kernel has said nothing for so long."""
+        probe = max(1, int(seconds / 4))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def detach(self) -> int:
         """The socket itself, for somebody else; this is closed then."""

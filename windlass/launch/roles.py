@@ -11,9 +11,8 @@ import sys
 from windlass import _core
 from windlass._address import Address
 from windlass._errors import InvalidArgument, WindlassError
-from windlass._handshake import load_token
 from windlass._serve import Stop, check_reach, serve
-from windlass._settings import Settings, load
+from windlass._settings import Settings, load, token_of
 from windlass.launch import rundir
 
 _log = logging.getLogger("windlass")
@@ -75,7 +74,7 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
     """Serves until it is told to end; as a member of a cluster where there is a scheduler's address. The exit code."""
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
-    token = load_token(settings.token_file)
+    token = token_of(settings)
     check_reach(listen, token)  # before the host takes threads
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = _core.Host(
@@ -107,7 +106,7 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
     listen = Address.parse(settings.listen)
     if listen.kind != "tcp":
         raise InvalidArgument(f"the scheduler listens on tcp://HOST:PORT, not on {settings.listen}")
-    token = load_token(settings.token_file)
+    token = token_of(settings)
     if listen_fd is None:
         check_reach([listen], token)
     cluster = int(os.environ.get("WINDLASS_CLUSTER") or "0", 16) or secrets.randbelow(2**64 - 1) + 1

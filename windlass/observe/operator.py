@@ -7,7 +7,7 @@ from types import TracebackType
 from windlass._address import Address
 from windlass._errors import InvalidArgument
 from windlass._handshake import load_token
-from windlass._settings import Settings
+from windlass._settings import Settings, token_of
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 from windlass.launch import rundir
@@ -16,7 +16,7 @@ from windlass.launch import rundir
 def find(settings: Settings) -> tuple[Address, bytes]:
     """The scheduler that is meant, and its token: the one that was named, else that of the only run on this machine."""
     if settings.address is not None:
-        return Address.parse(settings.address), load_token(settings.token_file) or b""
+        return Address.parse(settings.address), token_of(settings) or b""
     runs = rundir.alive()
     if len(runs) != 1:
         found = f"there are {len(runs)} runs on this machine" if runs else "no `windlass run` goes on on this machine"
