@@ -303,6 +303,17 @@ class Host:
     def whereabouts(self, object: int, shard: int) -> tuple[int, int]:
         """The server that has a shard, as this one knows, and its term."""
 
+    def set_quota(self, app: str, table_bytes_max: int) -> None:
+        """What the tables of an app may take here, from now on."""
+
+    @property
+    def quotas_used(self) -> dict[str, int]:
+        """What the tables of apps that have a quota take, by app."""
+
+    @property
+    def traffic(self) -> tuple[int, int, int]:
+        """Requests, bytes received and bytes sent, since the start."""
+
     @property
     def incarnation(self) -> int: ...
 

@@ -15,13 +15,18 @@ bool Budget::charge(uint64_t bytes) {
   do {
     if (bytes > bytes_max_ || used > bytes_max_ - bytes) return false;
   } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_relaxed));
-  return true;
+  if (above_ == nullptr || above_->charge(bytes)) return true;
+  used_.fetch_sub(bytes, std::memory_order_relaxed);
+  return false;
 }
 
 Status Budget::exhausted(uint64_t wanted, const std::string& what) const {
+  if (above_ != nullptr && wanted <= bytes_max_ && used() <= bytes_max_ - wanted)
+    return above_->exhausted(wanted, what);
   std::string limit = bytes_max_ == ~uint64_t{0} ? "what this machine gives" : std::to_string(bytes_max_);
+  const char* const whose = above_ == nullptr ? " of memory_bytes_max=" : " of its app's share of this server, ";
   return Status(Code::kResourceExhausted, what + ": wanted " + std::to_string(wanted) + " bytes more, has " +
-                                              std::to_string(used()) + " of memory_bytes_max=" + limit);
+                                              std::to_string(used()) + whose + limit);
 }
 
 Pool::~Pool() {

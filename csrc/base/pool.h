@@ -12,19 +12,24 @@
 
 namespace windlass {
 
-// How many bytes a server may hold. charge() is refused when the limit would be passed.
+// How many bytes a server may hold, or a part of it (then `above` is the whole). charge() is refused when the limit
+// would be passed.
 // Thread safety: every method from any thread.
 class Budget {
  public:
-  explicit Budget(uint64_t bytes_max = ~uint64_t{0}) : bytes_max_(bytes_max) {}
+  explicit Budget(uint64_t bytes_max = ~uint64_t{0}, Budget* above = nullptr) : bytes_max_(bytes_max), above_(above) {}
   bool charge(uint64_t bytes);
-  void refund(uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+  void refund(uint64_t bytes) {
+    used_.fetch_sub(bytes, std::memory_order_relaxed);
+    if (above_ != nullptr) above_->refund(bytes);
+  }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t bytes_max() const { return bytes_max_; }
   Status exhausted(uint64_t wanted, const std::string& what) const;
 
  private:
   const uint64_t bytes_max_;
+  Budget* const above_;
   std::atomic<uint64_t> used_{0};
 };
 

@@ -1,7 +1,9 @@
 #include "server/host.h"
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.h"
@@ -133,6 +135,16 @@ void bind_host(nb::module_& m) {
           "A shard that is about to come.")
       .def("whereabouts", &whereabouts, nb::arg("object"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>(),
            "The server that has a shard, as this one knows, and its term.")
+      .def("set_quota", &Host::set_quota, nb::arg("app"), nb::arg("table_bytes_max"),
+           "What the tables of an app may take here, from now on.")
+      .def_prop_ro("quotas_used", &Host::quotas_used, "What the tables of apps that have a quota take, by app.")
+      .def_prop_ro(
+          "traffic",
+          [](Host& host) {
+            const Traffic t = host.traffic();
+            return std::make_tuple(t.requests, t.bytes_in, t.bytes_out);
+          },
+          "Requests, bytes received and bytes sent, since the start.")
       .def_prop_ro("incarnation", &Host::incarnation)
       .def_prop_ro("lanes", &Host::connections)
       .def_prop_ro("sessions", &Host::guests)

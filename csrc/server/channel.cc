@@ -36,6 +36,7 @@ bool Channel::send_locked(const std::byte* frame, size_t bytes) {
       break;
     }
     sent_bytes_.fetch_add(n, std::memory_order_relaxed);
+    bytes_out_.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
     frame += n;
     bytes -= static_cast<size_t>(n);
   }

@@ -21,6 +21,17 @@ namespace windlass {
 
 class Host;
 
+// What has passed through sockets.
+struct Traffic {
+  uint64_t requests = 0, bytes_in = 0, bytes_out = 0;
+  Traffic& operator+=(const Traffic& t) {
+    requests += t.requests;
+    bytes_in += t.bytes_in;
+    bytes_out += t.bytes_out;
+    return *this;
+  }
+};
+
 class Channel {
  public:
   Channel(Host& host, int fd);
@@ -54,6 +65,9 @@ class Channel {
   // The files that came and have not been taken yet.
   os::Files& files() { return files_; }
 
+  void count_requests(uint64_t n) { requests_.fetch_add(n, std::memory_order_relaxed); }
+  Traffic traffic() const { return {requests_, bytes_in_, bytes_out_}; }
+
   // A whole frame; false when the peer is gone or does not read.
   bool send(const std::byte* frame, size_t bytes);
   // The same in pieces, of memory that is only lent: it is given back before anything waits for the peer. What the
@@ -65,7 +79,9 @@ class Channel {
   bool send_locked(const std::byte* frame, size_t bytes);
   long receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin_ns);
   long receive_some(const os::Piece* pieces, size_t n, bool wait) {
-    return os::receive_pieces(fd_, pieces, n, wait, local_ ? &files_ : nullptr);
+    const long got = os::receive_pieces(fd_, pieces, n, wait, local_ ? &files_ : nullptr);
+    if (got > 0) bytes_in_.fetch_add(static_cast<uint64_t>(got), std::memory_order_relaxed);
+    return got;
   }
 
   Host& host_;
@@ -78,6 +94,7 @@ class Channel {
   bool hurried_ = false;
   bool busy_ = false;                   // the last request came soon after the one before
   std::atomic<int64_t> sent_bytes_{0};  // since a frame was last waited for
+  std::atomic<uint64_t> requests_{0}, bytes_in_{0}, bytes_out_{0};
 
   std::mutex sending_;
   std::atomic<bool> broken_{false};
@@ -92,6 +109,7 @@ bool Channel::send_lent(std::vector<os::Piece>* pieces, Buffer* spare, GiveBack 
     long sent = os::send_pieces(fd_, pieces->data() + at, pieces->size() - at, false);
     if (sent <= 0) break;
     sent_bytes_.fetch_add(sent, std::memory_order_relaxed);
+    bytes_out_.fetch_add(static_cast<uint64_t>(sent), std::memory_order_relaxed);
     left -= static_cast<size_t>(sent);
     for (; sent > 0; ++at) {
       os::Piece& p = (*pieces)[at];

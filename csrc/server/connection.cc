@@ -99,6 +99,7 @@ Status Connection::serve_frame() {
   if (!channel_.read(head, kSection)) return ended("within a header");
   wire::Header header;
   WL_RETURN_IF_ERROR(wire::decode(head, &header));
+  channel_.count_requests(1);
   if (header.answer()) return Status(Code::kProtocolError, "frame: an answer, expected a request");
   if (header.request == 0) return Status(Code::kProtocolError, "frame: request 0");
   const Op op = header.operation();

@@ -28,6 +28,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void run();
   void shut_down() { channel_.shut_down(); }
+  Traffic traffic() const { return channel_.traffic(); }
   // Whether nothing that came on this connection is under way any more, by then.
   bool wait_ended(int64_t deadline_ns) const;
 

@@ -37,6 +37,7 @@ void Host::ended(Connection* connection) {
   {
     std::lock_guard lock(mutex_);
     last = std::move(connections_[connection]);
+    past_ += last->traffic();
     connections_.erase(connection);
   }
   last.reset();
@@ -206,6 +207,31 @@ Status Host::attach(const ObjectSpec& spec, const Map& map) {
   return make(spec, map, index, &made);
 }
 
+void Host::set_quota(const std::string& app, uint64_t table_bytes_max) {
+  std::lock_guard lock(making_);
+  auto& share = shares_[app];
+  if (share == nullptr) share = std::make_unique<Share>(table_bytes_max, &server_.budget());
+}
+
+TablePools& Host::pools_of(const ObjectSpec& spec) {
+  const auto share = shares_.find(spec.name.substr(0, spec.name.find('/')));
+  return share == shares_.end() ? server_.pools() : share->second->pools;
+}
+
+std::map<std::string, uint64_t> Host::quotas_used() {
+  std::lock_guard lock(making_);
+  std::map<std::string, uint64_t> used;
+  for (const auto& [app, share] : shares_) used[app] = share->budget.used();
+  return used;
+}
+
+Traffic Host::traffic() {
+  std::lock_guard lock(mutex_);
+  Traffic all = past_;
+  for (const auto& [p, connection] : connections_) all += connection->traffic();
+  return all;
+}
+
 // The object, made if it is not there.
 Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out) {
   std::lock_guard lock(making_);
@@ -217,7 +243,7 @@ Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::s
     return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
                                            "' here, not '" + spec.name + "', or is placed otherwise");
   }
-  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, out));
+  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &pools_of(spec), out));
   std::unique_lock objects(objects_mutex_);
   if (objects_.size() <= map.object) objects_.resize(map.object + 1);
   objects_[map.object] = *out;

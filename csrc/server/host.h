@@ -18,6 +18,7 @@
 #include "base/os.h"
 #include "server/arenas.h"
 #include "server/catalogue.h"
+#include "server/channel.h"
 #include "server/departure.h"
 #include "server/hosted.h"
 #include "server/server.h"
@@ -54,6 +55,11 @@ class Host {
 
   // Which cluster this server belongs to: clients of another are refused. 0, until it is set: of none.
   void set_cluster(uint64_t cluster) { cluster_.store(cluster, std::memory_order_relaxed); }
+
+  // What the tables of an app may take here, from now on; the first word counts. Before any of them is made.
+  void set_quota(const std::string& app, uint64_t table_bytes_max);
+  std::map<std::string, uint64_t> quotas_used();  // by app
+  Traffic traffic();                              // since the start
 
   uint64_t incarnation() const { return incarnation_; }
   uint32_t connections() const { return running_.load(std::memory_order_relaxed); }
@@ -96,6 +102,7 @@ class Host {
                         uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old);
   void forget_one();
   bool unused();
+  TablePools& pools_of(const ObjectSpec& spec);
   Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
 
   const uint64_t incarnation_ = os::random_u64();
@@ -115,7 +122,15 @@ class Host {
   std::map<Connection*, std::shared_ptr<Connection>> connections_;
   bool closed_ = false;
 
+  Traffic past_;  // of connections that have ended
+
   std::mutex making_;  // one object is made at a time
+  struct Share {
+    Share(uint64_t bytes_max, Budget* above) : budget(bytes_max, above), pools(&budget) {}
+    Budget budget;
+    TablePools pools;
+  };
+  std::map<std::string, std::unique_ptr<Share>> shares_;  // of apps that have a quota
   std::shared_mutex objects_mutex_;
   std::vector<std::shared_ptr<Hosted>> objects_;  // by number
 

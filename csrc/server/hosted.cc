@@ -82,7 +82,7 @@ bool brings_numbers(const Order& o) {
 
 }  // namespace
 
-Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server,
+Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server, TablePools* pools,
                     std::shared_ptr<Hosted>* out) {
   uint32_t shards = 0;
   WL_RETURN_IF_ERROR(spec.shards(&shards));
@@ -90,7 +90,7 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   made->run_ = map.run_of_server(index, shards);
   if (spec.is_table) {
     std::unique_ptr<Table> table;
-    WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, &server.pools(), &table));
+    WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));
     made->table_ = std::move(table);
   } else {
     std::unique_ptr<Tensor> tensor;

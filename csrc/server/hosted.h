@@ -70,7 +70,8 @@ struct Reply {
 
 class Hosted {
  public:
-  static Status make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server,
+  // pools: where tables take their memory from.
+  static Status make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server, TablePools* pools,
                      std::shared_ptr<Hosted>* out);
 
   const ObjectSpec& spec() const { return spec_; }

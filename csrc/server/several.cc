@@ -45,6 +45,7 @@ bool Several::take() {
   }
   if (frames_.size() < 2) return false;
   channel_.skip(at);
+  channel_.count_requests(frames_.size());
   return true;
 }
 

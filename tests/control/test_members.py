@@ -29,10 +29,18 @@ one = np.ones(1000, np.int64)
 """
 
 
+QUOTAS = """
+[apps.small]
+memory_bytes_max = 100_000
+[apps.tables]
+memory_bytes_max = "64Mi"
+"""
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[LocalCluster]:
     """A cluster that tests leave as they found it; each takes an app of its own."""
-    with LocalCluster(servers=2, config="[apps.small]\nmemory_bytes_max = 100_000\n") as cluster:
+    with LocalCluster(servers=2, config=QUOTAS) as cluster:
         yield cluster
 
 
@@ -86,6 +94,26 @@ def test_an_app_is_held_to_its_quota_in_numbers(shared: LocalCluster):
         small.tensor("fits, too", 1_000, rule=wl.SGD(lr=0.1))
 
 
+def test_tables_that_grow_beyond_their_apps_quota_are_refused_and_others_grow(shared: LocalCluster):
+    with shared.connect(app="tables") as limited, shared.connect(app="free") as free:
+        table, other = (cluster.table("t", 64, rule=wl.Sum()) for cluster in (limited, free))
+        rows = np.ones((10_000, 64), np.float32)
+
+        def fill(what: wl.Table) -> int:
+            for batch in range(100):  # 256 MB in all
+                what.push(np.arange(10_000) + 10_000 * batch, rows).wait()
+            return len(what)
+
+        with pytest.raises(wl.ResourceExhausted, match="of its app's share of this server, 33554432"):
+            fill(table)
+        assert 50_000 < len(table) < 250_000
+        assert (table.pull([5]) == 1).all()
+        time.sleep(2.5)  # servers report about once a second
+        with pytest.raises(wl.ResourceExhausted, match="app 'tables' has"):  # what tables take counts for tensors, too
+            limited.tensor("w", 8_000_000, rule=wl.Sum())
+        assert fill(other) == 1_000_000
+
+
 def test_a_spec_that_differs_is_refused_by_the_scheduler(shared: LocalCluster):
     with shared.connect(app="specs") as cluster:
         cluster.tensor("w", 3, rule=wl.Sum())
@@ -106,6 +134,7 @@ def test_status_says_who_is_there_and_where_settings_came_from(shared: LocalClus
         assert status["settings"]["failure_timeout"] == {"value": 2.0, "from": "environment, WINDLASS_FAILURE_TIMEOUT"}
         assert status["timeouts"]["heartbeat"] == 0.2
         until(lambda: all(x["memory_bytes"] > 4e6 for x in shared.members("server")), "memory is reported", 5)
+        assert all(x["requests"] > 0 and x["bytes_in"] > 0 and x["bytes_out"] > 0 for x in shared.members("server"))
 
 
 def test_the_http_port_is_for_those_who_know_the_token(shared: LocalCluster):

@@ -18,7 +18,7 @@ SAMPLES: list[m.Message] = [
     m.Join("operator", 900),
     m.Ready(),
     m.Leave(True, "why not"),
-    m.Report(3, 4, 5, 6, 7, 8, [m.ObjectReport(1, 2, 3)] * 3),
+    m.Report(3, 4, 5, 6, 7, 8, {"default": 9}),
     m.Open(1, tensor_spec("default/w", (1000,), "sgd", dtype=0)),
     m.Open(2, table_spec("default/t", 64)),
     m.Forget(3, b"spec", 1),

@@ -57,14 +57,6 @@ class Leave(Message, frozen=True):
     why: Text = ""
 
 
-class ObjectReport(Message, frozen=True):
-    """What a server holds of an object."""
-
-    object: U32
-    bytes: U64
-    rows: U64 = 0
-
-
 class Report(Message, frozen=True):
     """What a member measures, every now and then."""
 
@@ -74,7 +66,7 @@ class Report(Message, frozen=True):
     requests: U64 = 0
     bytes_in: U64 = 0
     bytes_out: U64 = 0
-    objects: Annotated[list[ObjectReport], Meta(max_length=1 << 20)] = []
+    quotas_used: Annotated[dict[Name, U64], Meta(max_length=1 << 10)] = {}  #: by tables of apps that have one
 
 
 class Question(Message, frozen=True):
@@ -192,7 +184,7 @@ class ShardMoved(Message, frozen=True):
 
 
 class Quota(Message, frozen=True):
-    """What the objects of an app may take on this server."""
+    """What the tables of an app may take on this server."""
 
     app: Name
     bytes: U64

@@ -67,6 +67,8 @@ class ServerMember:
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
                 self._stop(1)
+            case m.Quota(app, size):
+                self._host.set_quota(app, size)
             case m.MoveShard(move) if move not in self._moving:
                 self._moving.add(move)
                 threading.Thread(target=self._move, args=(message,), name="windlass-move", daemon=True).start()
@@ -92,7 +94,16 @@ class ServerMember:
         self._member.tell(m.Moved(order.move, error[: m.TEXT_CHARS_MAX]))
 
     def _report(self) -> m.Report:
-        return m.Report(memory_bytes=self._host.memory_bytes, sessions=self._host.sessions)
+        host = self._host
+        requests, bytes_in, bytes_out = host.traffic
+        return m.Report(
+            memory_bytes=host.memory_bytes,
+            sessions=host.sessions,
+            requests=requests,
+            bytes_in=bytes_in,
+            bytes_out=bytes_out,
+            quotas_used=host.quotas_used,
+        )
 
     def close(self) -> None:
         """Leaves."""

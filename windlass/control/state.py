@@ -190,7 +190,7 @@ class State:
         self.load_bytes[index] = 0
         self._welcome(connection, member)
         for app, quota in self.terms.quotas.items():
-            self._tell([join.incarnation], m.Quota(app, quota))
+            self._tell([join.incarnation], m.Quota(app, -(-quota // self.terms.servers)))
 
     def _server_ready(self, member: Member) -> None:
         if member.ready:
@@ -463,6 +463,7 @@ class State:
         if quota is None:
             return
         taken = sum(sum(o.shard_bytes) for o in self.objects.values() if o.app == app)
+        taken += sum(self.members[n].report.quotas_used.get(app, 0) for n in self.servers.values())  # by tables
         if taken + sum(spec.shard_bytes) > quota:
             raise Wrong(
                 "ResourceExhausted",
