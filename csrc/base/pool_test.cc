@@ -21,6 +21,21 @@ bool is_zero(const std::byte* p, size_t bytes) {
 
 }  // namespace
 
+TEST(a_part_of_a_budget_is_bound_by_both_limits) {
+  Budget whole(100);
+  Budget part(60, &whole);
+  CHECK(part.charge(50));
+  CHECK(!part.charge(20));
+  CHECK(part.exhausted(20, "t").message().find("of its app's share of this server, 60") != std::string::npos);
+  CHECK(whole.charge(45));
+  CHECK(!part.charge(8));  // it fits the part, not the whole
+  CHECK(part.exhausted(8, "t").message().find("of memory_bytes_max=100") != std::string::npos);
+  CHECK_EQ(part.used(), 50u);
+  CHECK_EQ(whole.used(), 95u);
+  part.refund(50);
+  CHECK_EQ(whole.used(), 45u);
+}
+
 TEST(a_charge_beyond_the_limit_is_refused_and_changes_nothing) {
   Budget budget(1000);
   CHECK(budget.charge(600));
