@@ -83,6 +83,8 @@ def connect(
         raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
+    if transport not in (None, "auto", "arena", "socket"):
+        raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
     settings = load_settings({"address": address, "app": app, "transport": transport})
     if servers is None and settings.role != "worker":
         become_role(settings.role)
@@ -166,8 +168,6 @@ class Remote:
         if not failure_timeout > 0:
             raise InvalidArgument(f"connect: failure_timeout must be above 0 seconds, not {failure_timeout}")
         secret = _secret(token)
-        if transport not in ("auto", "arena", "socket"):
-            raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
         if transport == "arena" and (far := [str(address) for address in addresses if not is_here(address)]):
             raise InvalidArgument(f'connect: transport="arena" needs servers on this host, not {far}')
         return cls(addresses, app, secret, failure_timeout, checksums, transport)

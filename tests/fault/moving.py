@@ -35,7 +35,7 @@ class Server:
     def _serve(self, listen: Address) -> None:
         serve([listen], TOKEN, self.host, self._listening, self._read)
 
-    def _listening(self, addresses: list[Address]) -> None:
+    def _listening(self, addresses: list[Address], stop: object) -> None:
         self.address = addresses[0]
         self._ready.set()
 
