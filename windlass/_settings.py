@@ -66,6 +66,7 @@ OTHER_VARIABLES = {
     "WINDLASS_CLUSTER",
     "WINDLASS_LISTEN_FD",
     "WINDLASS_RUN_DIR",
+    "WINDLASS_RUN_SETTINGS",
     "WINDLASS_ISA",
     "WINDLASS_BREAK",
     "WINDLASS_STOP",
@@ -91,6 +92,7 @@ class Settings:
     values: dict[str, Any]
     sources: dict[str, str]
     quotas: dict[str, int]  #: memory_bytes_max by app
+    config: pathlib.Path | None = None  #: the file
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -133,7 +135,7 @@ def load(
             values[name], sources[name] = _checked(f"{config}: {name}", setting, filed[name]), f"file, {config}"
         else:
             values[name], sources[name] = setting.default, "default"
-    return Settings(values, sources, quotas)
+    return Settings(values, sources, quotas, config)
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """`windlass run`: what a user sees, and that nothing is left behind."""
 
+import json
 import os
 import pathlib
 import re
@@ -249,13 +250,21 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(tmp_path: pathlib.Path, 
     assert "ran" not in result.stdout
 
 
-def test_status_finds_the_run_on_this_machine(running):
-    run = running(CONNECTED + "cluster.tensor('w', 100_000, rule=wl.Adam())\nprint('made', flush=True)\ntime.sleep(60)")
+def test_status_finds_the_run_on_this_machine_and_says_where_its_settings_came_from(running, tmp_path: pathlib.Path):
+    config = tmp_path / "windlass.toml"
+    config.write_text("failure_timeout = 7\n[apps.default]\nmemory_bytes_max = '1M'\n")
+    code = CONNECTED + "cluster.tensor('w', 50_000, rule=wl.Adam())\nprint('made', flush=True)\ntime.sleep(60)"
+    run = running(code, "--config", str(config), "--start-timeout", "50")
     run.wait_for("made")
     result = windlass("status")
     assert result.returncode == 0, result.stderr
     for word in ("default/w", "servers", "heartbeat", "failure_timeout"):
         assert word in result.stdout
+    status = json.loads(windlass("status", "--json").stdout)
+    assert status["settings"]["failure_timeout"] == {"value": 7.0, "from": f"file, {config}"}
+    assert status["settings"]["start_timeout"] == {"value": 50.0, "from": "flag"}
+    assert status["timeouts"]["heartbeat"] == 0.7
+    assert status["apps"][0]["quota_bytes"] == 1_000_000
 
 
 # -- ending ----------------------------------------------------------------------------------------------------------

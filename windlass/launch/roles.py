@@ -1,6 +1,7 @@
 """A process that is a server or the scheduler, from the command line or because WINDLASS_ROLE says so."""
 
 import contextlib
+import json
 import logging
 import os
 import pathlib
@@ -128,7 +129,7 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
         token,
         ready,
         tls=server_tls(settings),
-        settings=settings.describe(),
+        settings=json.loads(os.environ.get("WINDLASS_RUN_SETTINGS") or "null") or settings.describe(),
         listen_fd=listen_fd,
         until_eof=until_eof,
     )

@@ -5,6 +5,7 @@ Everything ends together: when the workers are done, when one of them fails, at 
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import secrets
@@ -46,15 +47,23 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
         "WINDLASS_CLUSTER": f"{cluster:016x}",
         "WINDLASS_TOKEN_FILE": str(folder / "token"),
         "WINDLASS_TRANSPORT": settings.transport,
+        "WINDLASS_ROLE": "worker",  # what each is, run says; a file may say otherwise, for another day
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.config is not None:
+        common["WINDLASS_CONFIG"] = str(settings.config.resolve())
     role = [sys.executable, "-m", "windlass.launch.roles"]
     for_all = {
         f"WINDLASS_{name.upper()}": str(settings[name])
         for name in ("failure_timeout", "start_timeout", "threads", "memory_bytes_max", "arena_bytes_max")
         if settings.sources[name] != "default"
     }
-    scheduler = {"WINDLASS_SERVERS": str(settings.servers), "WINDLASS_LINGER": "1"}
+    for_all["WINDLASS_LISTEN"] = "tcp://127.0.0.1:0"
+    scheduler = {
+        "WINDLASS_SERVERS": str(settings.servers),
+        "WINDLASS_LINGER": "1",
+        "WINDLASS_RUN_SETTINGS": json.dumps(settings.describe()),
+    }
     plans = [Plan("scheduler", 0, [*role, "scheduler"], common | for_all | scheduler)]
     for i in range(settings.servers):
         plans.append(Plan("server", i, [*role, "server"], common | for_all | {"WINDLASS_NUMBER": str(i)}))
