@@ -44,6 +44,8 @@ class TotalThread {
     }
     for (const Ref<TensorCall>& call : futures_) check(call->wait(soon()), "future");
     for (const Ref<TensorCall>& call : loans_) check(call ? call->wait(soon()) : Status(), "loan");
+    uint64_t x = 0;  // asking waits for what was pushed before, also where nobody kept the future
+    check(table_->rows(soon(), &x), "len");
     check(tensor_->take_unseen(), "unseen");
     check(table_->take_unseen(), "unseen");
   }
