@@ -32,6 +32,11 @@ class Door:
         if (timer := self._strangers.pop(protocol, None)) is not None:
             timer.cancel()
 
+    def close(self) -> None:
+        """Whoever has not been let in by now will not be."""
+        while self._strangers:
+            self._drop(next(iter(self._strangers)))
+
     def _drop(self, protocol: asyncio.Protocol) -> None:
         self.let_in(protocol)
         transport = getattr(protocol, "transport", None)

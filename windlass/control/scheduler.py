@@ -255,7 +255,7 @@ class Scheduler:
         """Until the cluster ends."""
         loop = asyncio.get_running_loop()
         runner = web.AppRunner(
-            self.application(), access_log=None, keepalive_timeout=2.0, shutdown_timeout=0.5, handle_signals=False
+            self.application(), access_log=None, keepalive_timeout=2.0, shutdown_timeout=0.1, handle_signals=False
         )
         await runner.setup()
         assert runner.server is not None
@@ -273,6 +273,7 @@ class Scheduler:
             for timer in self._timers.values():
                 timer.cancel()
             server.close()
+            self._door.close()
             await runner.cleanup()
 
     async def _say_goodbye(self) -> None:
