@@ -43,6 +43,16 @@ def sockets(pid: int) -> int:
     return count
 
 
+def settled(pid: int) -> int:
+    """Its sockets, when no more of them are closed."""
+    last, since = sockets(pid), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.02)
+        if (now := sockets(pid)) != last:
+            last, since = now, time.monotonic()
+    return last
+
+
 def knock(cluster: LocalCluster) -> socket.socket:
     address = Address.parse(cluster.address)
     return socket.create_connection((address.host, address.port), timeout=10)
@@ -53,9 +63,11 @@ def test_s4_strangers_cost_little_and_are_gone_within_six_seconds(cluster: Local
     pid = cluster.scheduler.pid
     for _ in range(300):  # what the process keeps once and for all
         knock(cluster).close()
-    before, at_rest = rss_bytes(pid), sockets(pid)
+    at_rest = settled(pid)
+    before = rss_bytes(pid)
     for _ in range(connects):
         knock(cluster).close()
+    settled(pid)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(knock(cluster)) for _ in range(slow)]
         begun = time.monotonic()
