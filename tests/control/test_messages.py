@@ -13,8 +13,8 @@ from windlass.control.events import Came, Said
 MUTATIONS, MUTATIONS_LONG = 100_000, 10_000_000
 
 SAMPLES: list[m.Message] = [
-    m.Join("worker", 2**63, "default", 1, 2, 7, ["tcp://1.2.3.4:5"], "host", 4711, 1, None),
-    m.Join("server", 5, addresses=["tcp://1.2.3.4:5", "unix://@x"], memory_bytes_max=2**64 - 1),
+    m.Join("worker", 2**63, "default", 1, 2, 7, ["tcp://1.2.3.4:5"], "host", 4711, 1),
+    m.Join("server", 2**64 - 1, addresses=["tcp://1.2.3.4:5", "unix://@x"]),
     m.Join("operator", 900),
     m.Ready(),
     m.Leave(True, "why not"),

@@ -103,11 +103,6 @@ class Member:
         """What the scheduler ended the membership with."""
         return self._ended
 
-    @property
-    def away(self) -> bool:
-        """Whether the scheduler cannot be reached at the moment."""
-        return self._ws is None
-
     def start(self, deadline: float) -> m.Welcome:
         """Joins, trying for as long as the deadline allows. Raises what the scheduler refuses with."""
         pause = _PAUSE_SECONDS[0]

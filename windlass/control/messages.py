@@ -43,7 +43,6 @@ class Join(Message, frozen=True):
     host: Text = ""
     pid: U32 = 0
     version: U32 = VERSION
-    memory_bytes_max: U64 | None = None  #: of servers
 
 
 class Ready(Message, frozen=True):

@@ -34,7 +34,6 @@ class ServerMember:
             new_incarnation(),
             rank=settings.number,
             addresses=[str(address) for address in told],
-            memory_bytes_max=settings.memory_bytes_max,
             **here(),
         )
         self._member = Member(scheduler, token, join, self._heard, client_tls(settings.tls_ca))

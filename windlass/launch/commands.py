@@ -43,8 +43,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 PassThrough = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def _settings(config: pathlib.Path | None, **flags: Any) -> Settings:
-    return load(flags, config)
+def _settings(given: dict[str, Any]) -> Settings:
+    """From a command's arguments, by their names."""
+    return load({name: value for name, value in given.items() if name in SETTINGS}, given["config"])
 
 
 def _plainly(function: Callable[..., None]) -> Callable[..., None]:
@@ -87,19 +88,7 @@ def server(
     """
     from windlass.launch.roles import listen_address, run_server, set_up_log
 
-    settings = _settings(
-        config,
-        address=address,
-        number=number,
-        advertise=advertise,
-        address_file=address_file,
-        threads=threads,
-        memory_bytes_max=memory_bytes_max,
-        arena_bytes_max=arena_bytes_max,
-        token_file=token_file,
-        start_timeout=start_timeout,
-        tls_ca=tls_ca,
-    )
+    settings = _settings({**locals(), "listen": None})
     if exit_with_stdin and sys.stdin is None:
         raise InvalidArgument("--exit-with-stdin: this process has no stdin")
     addresses = [listen_address(text) for text in listen or [settings.listen]]
@@ -125,19 +114,7 @@ def scheduler(
     """Knows who is there and where shards are. Ends when all workers have left, unless --linger."""
     from windlass.launch.roles import run_scheduler, set_up_log
 
-    settings = _settings(
-        config,
-        servers=servers,
-        listen=listen,
-        advertise=advertise,
-        address_file=address_file,
-        token_file=token_file,
-        failure_timeout=failure_timeout,
-        start_timeout=start_timeout,
-        linger=linger,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-    )
+    settings = _settings(locals())
     set_up_log()
     raise typer.Exit(run_scheduler(settings, None, sys.stdin.fileno() if exit_with_stdin else None))
 
@@ -167,19 +144,7 @@ def run(
     """
     from windlass.launch.run import run as run_all
 
-    settings = _settings(
-        config,
-        servers=servers,
-        workers=workers,
-        transport=transport,
-        app=app,
-        log_dir=log_dir,
-        failure_timeout=failure_timeout,
-        start_timeout=start_timeout,
-        threads=threads,
-        memory_bytes_max=memory_bytes_max,
-        arena_bytes_max=arena_bytes_max,
-    )
+    settings = _settings(locals())
     raise typer.Exit(run_all(settings, [script, *context.args], dry_run=dry_run, verbose=verbose))
 
 
@@ -196,7 +161,7 @@ def worker(
     config: Config = None,
 ) -> None:
     """Runs a command as a worker of the cluster at --address, on this or another host."""
-    settings = _settings(config, address=address, app=app, transport=transport, token_file=token_file, tls_ca=tls_ca)
+    settings = _settings(locals())
     if settings.address is None:
         raise InvalidArgument("windlass worker needs --address, of the scheduler (or WINDLASS_ADDRESS)")
     environment = dict(os.environ)
@@ -226,7 +191,7 @@ def status(
     from windlass.observe.operator import find
     from windlass.observe.status import fetch, show
 
-    settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
+    settings = _settings(locals())
     text = fetch(*find(settings), client_tls(settings.tls_ca))
     typer.echo(text) if as_json else show(text)
 
@@ -265,7 +230,7 @@ def move(
     from windlass._scheduled import client_tls
     from windlass.observe.operator import Operator, find
 
-    settings = _settings(config, address=address, token_file=token_file, tls_ca=tls_ca)
+    settings = _settings(locals())
     with Operator(*find(settings), timeout, client_tls(settings.tls_ca)) as operator:
         operator.move(name if "/" in name else f"default/{name}", shard, to, timeout)
     typer.echo(f"shard {shard} of {name} is on server {to}")

@@ -25,7 +25,6 @@ from windlass.launch import rundir
 from windlass.launch.child import Child, colours, describe
 
 END_SECONDS = 2.0  # from being asked to end to being ended
-INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it
 _BACKLOG = 1024
 _LAST_LINES = 10
 
