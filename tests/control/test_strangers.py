@@ -15,7 +15,6 @@ import windlass as wl
 from windlass._address import Address
 from windlass.control import messages as m
 from windlass.control.auth import ANSWER_BYTES, make_answer, make_confirm
-from windlass.control.door import STRANGERS_MAX
 from windlass.control.websocket import WebSocket
 from windlass.testing import LocalCluster
 from windlass.testing.cluster import until
@@ -82,7 +81,7 @@ def test_s4_strangers_cost_little_and_are_gone_within_six_seconds(cluster: Local
     grown = rss_bytes(pid) - before
     print(f"{connects} connects, {slow} slow ones: {held} held at once, {grown / 2**20:.1f} MiB")
     assert held > 100
-    assert held <= STRANGERS_MAX + 8
+    assert held <= 256 + 8
     assert grown <= 8 << 20
 
 

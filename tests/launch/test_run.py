@@ -312,3 +312,11 @@ def test_whoever_is_killed_nothing_is_left(running, who: str):
         assert run.process.wait(10) == 137
         assert "ended with signal SIGKILL" in run.output()
     run.check_nothing_is_left(8)
+
+
+def test_what_a_killed_worker_forked_is_ended_with_it(running):
+    run = running("import signal; signal.signal(15, signal.SIG_IGN)\n" + FORKS, "--workers", "2")
+    run.wait_for("forked", 2)
+    os.kill(run.pid_of("worker"), signal.SIGKILL)
+    assert run.process.wait(10) == 137
+    run.check_nothing_is_left(0.5)
