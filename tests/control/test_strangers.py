@@ -25,7 +25,7 @@ SPEECH = b"GET /control HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(servers=1) as made:
-        until(lambda: "listening" in made.scheduler.output(), "it listens", 20)
+        until(lambda: "has come" in made.scheduler.output(), "its server has come", 20)
         yield made
 
 
@@ -60,13 +60,14 @@ def knock(cluster: LocalCluster) -> socket.socket:
 def test_s4_strangers_cost_little_and_are_gone_within_six_seconds(cluster: LocalCluster, accurate: bool):
     connects, slow = (10_000, 500) if accurate else (2_000, 400)
     pid = cluster.scheduler.pid
+    at_rest = settled(pid)
     for _ in range(300):  # what the process keeps once and for all
         knock(cluster).close()
-    at_rest = settled(pid)
+    until(lambda: sockets(pid) <= at_rest, "they are closed", 6)
     before = rss_bytes(pid)
     for _ in range(connects):
         knock(cluster).close()
-    settled(pid)
+    until(lambda: sockets(pid) <= at_rest, "they are closed", 6)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(knock(cluster)) for _ in range(slow)]
         begun = time.monotonic()

@@ -1,8 +1,8 @@
 """Who is at the scheduler's port without having proved anything yet: few, and not for long.
 
 An HTTP server waits for as long as a stranger takes to say something. This closes whoever has not been let in after 5
-seconds, and the oldest of them when there are too many. (The event loop accepts up to a hundred connections at once
-and closes afterwards: for that moment there may be so many more.)
+seconds, and the oldest of them when there are too many. (The event loop accepts all that have come before it
+closes any: for that moment there may be more.)
 """
 
 import asyncio

@@ -32,7 +32,7 @@ from windlass.control.model import Spec, Terms
 from windlass.control.state import State
 
 QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
-_BACKLOG = 1024
+_BACKLOG = 256  # also how many the event loop accepts at once
 _GOODBYE_SECONDS = 2.0
 _log = logging.getLogger("windlass.scheduler")
 
@@ -260,7 +260,7 @@ class Scheduler:
         await runner.setup()
         assert runner.server is not None
         self._door = Door(runner.server)
-        server = await loop.create_server(self._door, sock=sock, ssl=tls)
+        server = await loop.create_server(self._door, sock=sock, ssl=tls, backlog=_BACKLOG)
         watch = loop.create_task(self.watch())
         try:
             ready()
