@@ -130,6 +130,7 @@ TEST(a_server_that_cannot_be_reached_is_lost_before_anything_was_sent) {
 TEST(a_server_that_was_started_again_is_lost) {
   Hosts hosts(1), fresh(1);
   Joined worker(hosts);
+  CHECK(worker.ready());  // nobody is dialling the host that is about to close
   const auto t = small(worker, "w");
   CHECK_OK(push_one(*t, 1));
   worker.redirect(fresh);
