@@ -16,6 +16,7 @@ WindlassError
 ├── ProtocolError                       a peer that does not speak as it should
 ├── StaleMap                            a shard that is on another server than this client thinks
 ├── Cancelled                           a request that was taken back
+├── WouldDeadlock                       waiting for what only the caller itself can bring about
 └── InternalError                       a bug in Windlass
 
 A message says which object, what was expected and what was seen.
@@ -91,6 +92,10 @@ class Cancelled(WindlassError):
     """A request that was taken back with ``Future.cancel()``."""
 
 
+class WouldDeadlock(WindlassError):
+    """Waiting for what only the caller itself can bring about: a push under BSP whose iteration it has not closed."""
+
+
 class InternalError(WindlassError):
     """A bug in Windlass; please report it."""
 
@@ -115,6 +120,7 @@ ERRORS: list[type[WindlassError]] = [
     ProtocolError,  # pushes out of order, likewise
     StaleMap,
     Cancelled,
+    WouldDeadlock,
     InternalError,
 ]
 _core.set_errors(ERRORS)

@@ -16,12 +16,13 @@ enum class Break {
   kNonfinite,  // numbers are accepted where they were to be refused
   kFence,      // memory that a lost server may still write stays where it is
   kMove,       // what a shard remembers of its sessions does not travel with it
+  kGate,       // pulls wait for one iteration less than they should
 };
 
 // Whether a mechanism is broken. Asked only where it is about to do its work: off the path of a request that is right.
 inline bool broken(Break which) {
-  static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths",
-                                       "terms",    "nonfinite", "fence",  "move"};
+  static const char* const kNames[] = {"sequence",  "checksums", "bounds", "lengths", "terms",
+                                       "nonfinite", "fence",     "move",   "gate"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");
     return "," + std::string(text != nullptr ? text : "") + ",";

@@ -25,8 +25,9 @@ inline constexpr uint64_t kShardBytesMin = uint64_t{64} << 10;
 inline constexpr uint64_t kShardBytesMax = uint64_t{4} << 20;
 
 // Rules.
-inline constexpr int kRuleVectorsMax = 2;  // per-element state arrays
-inline constexpr int kRuleHyperMax = 8;    // numbers that travel with a push
+inline constexpr int kRuleVectorsMax = 2;                     // per-element state arrays
+inline constexpr int kRuleHyperMax = 8;                       // numbers that travel with a push
+inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 2;  // with the weights of the push and of its object
 
 // Work.
 inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone
@@ -61,6 +62,8 @@ inline constexpr size_t kGuestsMax = 4096;                 // sessions of a serv
 inline constexpr uint32_t kWindowMax = 128;                // requests without an answer, per server
 inline constexpr uint64_t kParkedBytesMax = uint64_t{64} << 20;    // pushes that wait for earlier ones, per server
 inline constexpr size_t kParkedMax = 1024;                         // the same in number, per shard
+inline constexpr size_t kPatientMax = size_t{1} << 14;             // pushes that wait for their update, per server
+inline constexpr uint64_t kRoundsBytesMax = uint64_t{256} << 20;   // what they bring, unless it is in arenas
 inline constexpr uint64_t kStagingBytesMax = uint64_t{256} << 20;  // large parts on their way, per server
 inline constexpr size_t kKeptAnswersMax = 2 * kWindowMax;          // that cannot be made again, per session and shard
 inline constexpr uint64_t kHugePartBytes = uint64_t{64} << 20;     // parts beyond this come one at a time

@@ -34,6 +34,7 @@ enum class Code : uint8_t {
   kOutOfSequence,      // a push whose predecessors are missing; the client sends again
   kStaleMap,           // a shard that is elsewhere, or has another term
   kCancelled,          // the caller took the request back
+  kWouldDeadlock,      // waiting for what only the caller itself can bring about
   kInternal,           // our own bug
 };
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/os.h"
@@ -69,6 +70,12 @@ bool any_array(const Where& where, nb::handle object, std::optional<A>* kept, Ar
 }
 
 Hyper to_hyper(nb::handle tuple);
+
+using SyncNumbers = std::tuple<int, uint32_t, double>;  // kind, number, seconds
+inline Sync to_sync(const SyncNumbers& numbers) {
+  const auto [kind, number, seconds] = numbers;
+  return {static_cast<Sync::Kind>(kind), number, seconds};
+}
 
 // Waits for a started call, without the GIL unless it is done already.
 template <class C>
@@ -150,6 +157,11 @@ class Future {
     raise_if_error(std::move(status));
   }
   bool cancel() { return call_->take_back(); }
+  std::tuple<uint64_t, uint64_t, double, int64_t> seen() const {
+    const Seen seen = call_->seen();
+    const int64_t rank = seen.rank == Gate::kOutsider ? -1 : int64_t{seen.rank};
+    return {seen.asked, seen.clock, static_cast<double>(seen.waited_ns) * 1e-9, rank};
+  }
   Call& call() { return *call_; }
 
  private:

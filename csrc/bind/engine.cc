@@ -1,5 +1,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -167,7 +168,31 @@ void bind_engine(nb::module_& m) {
              return session;
            }),
            nb::arg("engine"), nb::arg("rank"), nb::arg("world_size"))
-      .def("tick", &Session::tick)
+      .def(
+          "tick",
+          [](Session& s, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.tick(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"), "Closes everything that is open.")
+      .def(
+          "enter",
+          [](Session& s, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.enter(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"), "Begins at a clock that fits the others', where they have begun.")
+      .def("leave", &Session::leave, nb::call_guard<nb::gil_scoped_release>(), "It is waited for no more.")
       .def(
           "raise_unseen", [](Session& s) { raise_if_error(s.take_unseen()); }, "Raises the error of a dropped future.")
       .def(
@@ -197,6 +222,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<Future>(m, "Future", "A request under way.")
       .def("done", &Future::done)
       .def("cancel", &Future::cancel, nb::call_guard<nb::gil_scoped_release>())
+      .def("seen", &Future::seen,
+           "The clock asked for, the clock seen, seconds waited at the gate, and for which rank.")
       .def("wait", &Future::wait, nb::arg("timeout"));
 
   nb::class_<Hold>(m, "Hold", "Keeps the turn of a shard, for tests.").def("release", &Hold::release);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
 #include "server/arrival.h"
@@ -93,8 +94,8 @@ void bind_moves(nb::module_& m) {
 void bind_host(nb::module_& m) {
   bind_moves(m);
   nb::class_<Host>(m, "Host", "The native part of a server process.")
-      .def(nb::init<int, uint64_t, uint64_t>(), nb::arg("threads"), nb::arg("memory_bytes_max"),
-           nb::arg("arena_bytes_max"))
+      .def(nb::init<int, uint64_t, uint64_t, uint64_t>(), nb::arg("threads"), nb::arg("memory_bytes_max"),
+           nb::arg("arena_bytes_max"), nb::arg("staging_bytes_max") = limits::kRoundsBytesMax)
       .def(
           "adopt",
           [](Host& host, int fd, const std::string& peer, const nb::bytes& session_key) {
@@ -135,6 +136,40 @@ void bind_host(nb::module_& m) {
           "A shard that is about to come.")
       .def("whereabouts", &whereabouts, nb::arg("object"), nb::arg("shard"), nb::call_guard<nb::gil_scoped_release>(),
            "The server that has a shard, as this one knows, and its term.")
+      .def(
+          "set_view",
+          [](Host& host, const std::string& app, uint64_t number,
+             const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers, const std::vector<uint32_t>& waited) {
+            std::vector<Crowd::Member> members;
+            for (const auto& [rank, incarnation, starts] : workers) members.push_back({rank, incarnation, starts});
+            nb::gil_scoped_release release;
+            host.set_view(app, number, members, waited);
+          },
+          nb::arg("app"), nb::arg("number"), nb::arg("workers"), nb::arg("waited"),
+          "Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept.")
+      .def(
+          "sync_stats",
+          [](Host& host) {
+            std::vector<std::tuple<std::string, uint64_t, std::vector<uint64_t>, uint64_t, double,
+                                   std::map<uint32_t, double>, uint64_t>>
+                all;
+            for (const auto& [app, s] : host.sync_stats()) {
+              const std::vector<uint64_t> staleness(s.staleness, s.staleness + SyncStats::kBuckets);
+              all.emplace_back(app, s.pulls, staleness, s.waits, s.waited_seconds, s.waited_for, s.late);
+            }
+            return all;
+          },
+          "Per app: pulls, how many were how stale, how many waited, seconds, seconds by the rank waited for, and "
+          "pushes "
+          "that came too late.")
+      .def(
+          "overdue",
+          [](Host& host, double seconds) {
+            nb::gil_scoped_release release;
+            return host.overdue(static_cast<int64_t>(seconds * 1e9));
+          },
+          nb::arg("seconds"), "A line for everybody who has waited for so long since it was last said.")
+      .def_prop_ro("staged_bytes", &Host::rounds_bytes, "Of pushes that wait for their update.")
       .def("set_quota", &Host::set_quota, nb::arg("app"), nb::arg("table_bytes_max"),
            "What the tables of an app may take here, from now on.")
       .def_prop_ro("quotas_used", &Host::quotas_used, "What the tables of apps that have a quota take, by app.")

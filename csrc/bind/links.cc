@@ -44,11 +44,11 @@ Status refuse_all(wire::Op, const std::string&, int64_t, std::vector<std::string
 void bind_links(nb::module_& m) {
   nb::class_<Links>(m, "Links", "A client's connections to its servers. Python makes them.")
       .def(nb::new_([](const std::vector<std::string>& servers, const std::string& app, uint32_t rank,
-                       uint32_t world_size, int checksums, bool shares, uint64_t cluster) {
-             return std::make_shared<Links>(servers, app, rank, world_size, checksums, shares, cluster);
+                       uint32_t world_size, int checksums, bool shares, uint64_t cluster, uint64_t incarnation) {
+             return std::make_shared<Links>(servers, app, rank, world_size, checksums, shares, cluster, incarnation);
            }),
            nb::arg("servers"), nb::arg("app"), nb::arg("rank"), nb::arg("world_size"), nb::arg("checksums"),
-           nb::arg("shares"), nb::arg("cluster") = 0)
+           nb::arg("shares"), nb::arg("cluster") = 0, nb::arg("incarnation") = 0)
       .def(
           "set_stall",
           [](Links& links, double seconds) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 
 #include "bind/bind.h"
@@ -21,13 +22,14 @@ struct Prepared {
 };
 
 void prepare(TableClient& t, Prepared* p, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
-             bool create) {
+             double weight, bool create) {
   const std::string& name = t.name();
   p->request.keys = to_keys({"table", name, "keys"}, keys);
   p->bytes = p->request.keys.n * t.spec().dim * sizeof(float);
   if (any_array({"table", name, "gradients"}, grads, &p->kept_in, &p->in)) {
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
+    p->request.weight = weight;
   }
   if (any_array({"table", name, "out"}, out, &p->kept_out, &p->out)) {
     p->request.out = &p->out;
@@ -36,21 +38,21 @@ void prepare(TableClient& t, Prepared* p, const In& keys, nb::handle grads, nb::
   p->request.closes = p->request.in != nullptr && p->request.out != nullptr;
 }
 
-void call_now(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper, bool create,
-              double timeout) {
+void call_now(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper, double weight,
+              bool create, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, keys, grads, out, hyper, create);
+  prepare(t, &p, keys, grads, out, hyper, weight, create);
   Ref<TableCall> call;
   start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
   finish(call, deadline);
 }
 
 std::unique_ptr<Future> call_later(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
-                                   bool create, double timeout) {
+                                   double weight, bool create, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, keys, grads, out, hyper, create);
+  prepare(t, &p, keys, grads, out, hyper, weight, create);
   Ref<TableCall> call;
   const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
@@ -58,9 +60,9 @@ std::unique_ptr<Future> call_later(TableClient& t, const In& keys, nb::handle gr
 }
 
 void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& keys, nb::handle grads, nb::handle out,
-                 nb::handle hyper, bool create) {
+                 nb::handle hyper, double weight, bool create) {
   Prepared p;
-  prepare(*t, &p, keys, grads, out, hyper, create);
+  prepare(*t, &p, keys, grads, out, hyper, weight, create);
   raise_if_error(step.add(std::move(t), p.request));
 }
 
@@ -132,9 +134,9 @@ void bind_table(nb::module_& m) {
   nb::class_<TableClient>(m, "Table", "A session's handle on a table.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, uint32_t dim, RuleKind rule,
                        float initial_state, InitKind init, double a, double b, uint64_t seed, bool reject_nonfinite,
-                       double timeout) {
+                       const SyncNumbers& sync, double timeout) {
              const int64_t deadline = deadline_in(timeout);
-             const TableSpec spec{dim, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite};
+             const TableSpec spec{dim, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite, to_sync(sync)};
              std::shared_ptr<TableClient> client;
              Status status;
              {
@@ -145,15 +147,16 @@ void bind_table(nb::module_& m) {
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("dim"), nb::arg("rule"), nb::arg("initial_state"),
-           nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"),
+           nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"),
            nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"),
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("create"), "The same as part of a step; out must outlive it.")
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"),
+           "The same as part of a step; out must outlive it.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
       .def(
           "rows", [](TableClient& t, double timeout) { return ask(t, &TableClient::rows, timeout); },

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -48,11 +49,13 @@ struct Prepared {
 };
 
 // Fills `p`, whose request points into it.
-void prepare(TensorClient& t, Prepared* p, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper) {
+void prepare(TensorClient& t, Prepared* p, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
+             double weight) {
   const std::string& name = t.name();
   if (any_array({"tensor", name, "gradient"}, grad, &p->kept_in, &p->in)) {
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
+    p->request.weight = weight;
     p->bytes = p->in.bytes();
   }
   if (any_array({"tensor", name, "out"}, out, &p->kept_out, &p->out)) {
@@ -63,10 +66,11 @@ void prepare(TensorClient& t, Prepared* p, nb::handle grad, nb::handle out, nb::
   p->request.rows = to_selection(name, rows);
 }
 
-void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper, double timeout) {
+void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper, double weight,
+              double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, grad, out, rows, hyper);
+  prepare(t, &p, grad, out, rows, hyper, weight);
   Ref<TensorCall> call;
   const auto begin = [&] { return t.start(p.request, How::kWait, &call, deadline); };
   if (t.remote()) return start_and_finish(&call, deadline, begin);
@@ -75,10 +79,10 @@ void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows,
 }
 
 std::unique_ptr<Future> call_later(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
-                                   double timeout) {
+                                   double weight, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, grad, out, rows, hyper);
+  prepare(t, &p, grad, out, rows, hyper, weight);
   Ref<TensorCall> call;
   const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
@@ -86,9 +90,9 @@ std::unique_ptr<Future> call_later(TensorClient& t, nb::handle grad, nb::handle 
 }
 
 void add_to_step(std::shared_ptr<TensorClient> t, StepClient& step, nb::handle grad, nb::handle out, nb::handle rows,
-                 nb::handle hyper) {
+                 nb::handle hyper, double weight) {
   Prepared p;
-  prepare(*t, &p, grad, out, rows, hyper);
+  prepare(*t, &p, grad, out, rows, hyper, weight);
   raise_if_error(step.add(std::move(t), p.request));
 }
 
@@ -137,7 +141,7 @@ std::pair<Version, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle 
                                     double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, nb::none(), out, rows, nb::none());
+  prepare(t, &p, nb::none(), out, rows, nb::none(), 1.0);
   p.request.versioned = true;
   if (newer_than != nullptr) {
     const std::string& name = t.name();
@@ -174,9 +178,9 @@ void bind_tensor(nb::module_& m) {
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
                        Dtype dtype, RuleKind rule, float initial_state, InitKind init, double a, double b,
-                       uint64_t seed, bool reject_nonfinite, double timeout) {
+                       uint64_t seed, bool reject_nonfinite, const SyncNumbers& sync, double timeout) {
              const int64_t deadline = deadline_in(timeout);
-             TensorSpec spec{shape, dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite};
+             TensorSpec spec{shape, dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite, to_sync(sync)};
              std::shared_ptr<TensorClient> client;
              Status status;
              {
@@ -188,14 +192,15 @@ void bind_tensor(nb::module_& m) {
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"),
            nb::arg("initial_state"), nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
-           nb::arg("reject_nonfinite"), nb::arg("timeout"))
+           nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
-           nb::arg("hyper").none(), nb::arg("timeout"),
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
-           nb::arg("hyper").none(), nb::arg("timeout"), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"), "The same as a future.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("grad").none(), nb::arg("out").none(),
-           nb::arg("rows").none(), nb::arg("hyper").none(), "The same as part of a step; out must outlive it.")
+           nb::arg("rows").none(), nb::arg("hyper").none(), nb::arg("weight"),
+           "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
       .def(

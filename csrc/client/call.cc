@@ -1,5 +1,7 @@
 #include "client/call.h"
 
+#include "client/local_gate.h"
+
 #include "tensor/tensor.h"
 
 namespace windlass {
@@ -30,7 +32,7 @@ Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_
       return Status(lent.code(), what() + lent.message());
     }
   }
-  if (how == How::kFuture && ordinary_) {
+  if (how == How::kFuture && ordinary_ && !waits_for_update()) {  // it would wait for what its caller does later
     if (!engine.reserve_kept(bytes_ + kept_besides(), deadline_ns)) {
       engine.arena().end(lent_, n_lent_);
       engine.leave();
@@ -94,10 +96,78 @@ Status Call::finish(int64_t deadline_ns) {
 
 Status Call::wait(int64_t deadline_ns) {
   if (session_->engine().forked()) return session_->engine().usable();
+  if (!done() && would_deadlock()) {
+    return Status(Code::kWouldDeadlock, what() +
+                                            ": under BSP it is applied when every worker has closed the iteration, " +
+                                            "and this one has not; call tick() first");
+  }
   if (!wait_until(deadline_ns))
     return Status(Code::kTimeout, what() + ": not done in time" + where() + "; it goes on and can be waited for again");
   bits_.fetch_or(kSeen, std::memory_order_acq_rel);
   return named(status());
+}
+
+// The worst of what was seen at its shards.
+void Call::note_seen(uint64_t asked, uint64_t clock) {
+  std::lock_guard lock(seen_mutex_);
+  if (has_seen_ && clock >= seen_.clock) return;
+  seen_.asked = asked;
+  seen_.clock = clock;
+  has_seen_ = true;
+}
+
+void Call::note_wait(int64_t ns, uint32_t rank) {
+  std::lock_guard lock(seen_mutex_);
+  if (ns <= seen_.waited_ns) return;
+  seen_.waited_ns = ns;
+  seen_.rank = rank;
+}
+
+void Call::note_answer(const wire::Part& answer, const std::string& items, uint64_t asked, const Sync& sync) {
+  note_seen(asked, answer.clock);
+  wire::Reader reader(items);
+  if (reader.left() >= sizeof(uint64_t) + sizeof(uint32_t)) {
+    const auto ns = static_cast<int64_t>(reader.get<uint64_t>());
+    note_wait(ns, reader.get<uint32_t>());
+  }
+  if (sync.rounds() && sync.number != 0) session_->catch_up(answer.clock);
+}
+
+std::shared_ptr<const void> Call::kept_alive() {
+  return {new Ref<Work>(this), [](const void* p) { delete static_cast<const Ref<Work>*>(p); }};
+}
+
+bool Call::stop_at_gate(uint32_t part, Shard& shard, uint64_t asked) {
+  const uint32_t rank = session_->rank_at_gates();
+  if (shard.gate->opens(rank, asked, os::now_ns())) return false;
+  std::unique_ptr<Waiting> waiting = std::make_unique<LocalGate>(
+      Ref<Call>(this), part, *session_->engine().server().crowd(), *shard.gate, rank, asked);
+  (void)shard.parked.park(&waiting, true);
+  wait_at_gate(part);
+  return true;
+}
+
+void Call::look(const Shard& shard, uint64_t asked) {
+  Crowd& crowd = *session_->engine().server().crowd();
+  if (crowd.alone()) return;
+  const uint32_t rank = session_->rank_at_gates();
+  if (rank == Gate::kOutsider) return;
+  const uint64_t others = shard.gate != nullptr ? shard.gate->seen(rank) : crowd.slowest(rank);
+  const uint64_t clock = others == Gate::kNone ? asked : others;
+  crowd.count_pull(asked, clock);
+  note_seen(asked, clock);
+  if (shard.gate != nullptr && shard.gate->sync().rounds() && shard.gate->sync().number != 0) session_->catch_up(clock);
+}
+
+void Call::leave_gate(Shard& shard, uint32_t part) {
+  with_turn(shard.turn, [&] {
+    shard.parked.drop_if([&](const Waiting& w) { return static_cast<const LocalGate&>(w).is(this, part); });
+  });
+}
+
+Seen Call::seen() {
+  std::lock_guard lock(seen_mutex_);
+  return seen_;
 }
 
 // What a server says names the shard; the request is ours to name.

@@ -41,6 +41,14 @@ struct What {
 Status check_array(const What& what, const char* role, const Array& array, const uint64_t* shape, size_t dims,
                    Dtype stored);
 
+// What a request saw of the other workers.
+struct Seen {
+  uint64_t asked = 0;     // the clock at which it looked
+  uint64_t clock = 0;     // up to which everybody's pushes were there, at the shard that had least
+  int64_t waited_ns = 0;  // at the gate, at the shard where it waited longest
+  uint32_t rank = ~0u;    // for whom
+};
+
 enum class How : uint8_t {
   kWait,    // somebody will finish() it
   kFuture,  // nobody may, and ordinary arrays are free when start() returns
@@ -64,6 +72,8 @@ class Call : public Work {
   bool take_back();
 
   std::string what() const { return what_.text(); }
+  Seen seen();                                // of finished work
+  void note_wait(int64_t ns, uint32_t rank);  // at a gate
 
  protected:
   Call(std::shared_ptr<Session> session, std::shared_ptr<Progress> progress, What what)
@@ -76,6 +86,17 @@ class Call : public Work {
   virtual std::string stuck() const { return ""; }     // where a request that is late is
   virtual uint64_t kept_besides() const { return 0; }  // bytes that a copy needs beyond the larger array
   virtual void give_way() {}  // a pull into registered arrays is late: what has not left need not leave
+  virtual bool waits_for_update() const { return false; }  // a push under BSP
+  virtual bool would_deadlock() const { return false; }    // it waits for an iteration that its caller has not closed
+  void note_seen(uint64_t asked, uint64_t clock);
+  // An answer of a server elsewhere: what was seen, how long it waited at the gate and for whom.
+  void note_answer(const wire::Part& answer, const std::string& items, uint64_t asked, const Sync& sync);
+  std::shared_ptr<const void> kept_alive();  // as long as this is held, so is the call
+  // Inside the process, with the turn: whether the part may look at its shard at this clock. If not it waits there, and
+  // pass() comes later.
+  bool stop_at_gate(uint32_t part, Shard& shard, uint64_t asked);
+  void look(const Shard& shard, uint64_t asked);  // it does: what it sees of the others is noted
+  void leave_gate(Shard& shard, uint32_t part);
   virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are
   bool answers() const { return answers_; }              // false: nobody waits for the output any more
   bool ordinary() const { return ordinary_; }            // some array is not registered
@@ -95,6 +116,9 @@ class Call : public Work {
   std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
   std::atomic<bool> answers_{true};
   std::atomic<bool> taken_back_{false};  // all of it
+  std::mutex seen_mutex_;
+  Seen seen_;
+  bool has_seen_ = false;
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
   enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
   std::string where() const;

@@ -1,5 +1,6 @@
 #include "client/engine.h"
 
+#include "client/close.h"
 #include "client/links.h"
 #include "client/remote.h"
 #include "client/table.h"
@@ -105,13 +106,18 @@ Status Engine::wait_for_all(int64_t deadline_ns) {
 Status Session::open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size,
                      std::shared_ptr<Session>* out) {
   WL_RETURN_IF_ERROR(engine->usable());
-  if (world_size == 0 || rank >= world_size) {
+  if (rank >= std::max(world_size, 1u) || (world_size == 0 && engine->links() == nullptr)) {
     return Status(Code::kInvalidArgument,
                   "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(world_size));
   }
   uint32_t number = 0;
   if (engine->links() == nullptr) WL_RETURN_IF_ERROR(engine->server().new_session(&number));
   out->reset(new Session(std::move(engine), number, rank, world_size));
+  Session& made = **out;
+  if (made.engine_->links() != nullptr) return {};
+  uint64_t clock = 0;
+  made.engine_->server().join(rank, world_size, made.incarnation_, &clock);
+  made.clock_ = clock;
   return {};
 }
 
@@ -200,11 +206,123 @@ Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
 std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t shards) {
   std::lock_guard lock(mutex_);
   std::shared_ptr<Progress>& p = progress_[name];
-  if (p == nullptr) p = std::make_shared<Progress>(shards);
+  if (p == nullptr) p = std::make_shared<Progress>(shards, clock());
   return p;
 }
 
+uint32_t Session::rank_at_gates() const {
+  return engine_->server().crowd()->world_size() == world_size_ ? rank_ : Gate::kOutsider;
+}
+
+void Session::catch_up(uint64_t clock) {
+  uint64_t before = catch_up_.load(std::memory_order_relaxed);
+  while (before < clock && !catch_up_.compare_exchange_weak(before, clock, std::memory_order_acq_rel)) {
+  }
+}
+
+Status Session::tick(int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(engine_->usable());
+  std::vector<ClosingShards> closing;
+  std::vector<uint32_t> open;  // objects
+  uint64_t clock = 0;
+  {
+    std::scoped_lock lock(mutex_, clock_mutex_);
+    const uint64_t now = clock_.load(std::memory_order_relaxed);
+    clock = std::max(now + 1, catch_up_.load(std::memory_order_acquire));
+    for (const auto& [name, p] : progress_) {
+      if (!p->sync.gated()) continue;
+      if (p->owners != nullptr) open.push_back(p->owners->object());
+      ClosingShards& c = closing.emplace_back(ClosingShards{p, {}, std::exchange(p->weight, 0.0)});
+      for (uint32_t s = 0; s < p->closed.size(); ++s) {
+        if (p->closed[s] > now) continue;
+        p->closed[s] = clock;
+        c.shards.push_back(s);
+      }
+      if (c.shards.empty()) closing.pop_back();
+    }
+    clock_.store(clock, std::memory_order_release);
+  }
+  if (engine_->links() == nullptr) {
+    close_here(closing, clock);
+    return {};
+  }
+  return close_away(shared_from_this(), closing, clock, std::move(open), deadline_ns);
+}
+
+void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clock) {
+  const uint32_t rank = rank_at_gates();
+  if (rank == Gate::kOutsider) return;
+  Server& server = engine_->server();
+  server.crowd()->tick(rank, clock, {});
+  for (const ClosingShards& c : closing) {
+    for (const uint32_t s : c.shards) {
+      Shard& shard = c.progress->tensor != nullptr ? c.progress->tensor->shard(s) : c.progress->table->shard(s);
+      const Target target{c.progress->tensor.get(), c.progress->table.get(), s};
+      with_turn(shard.turn, [&] { close_in_turn(target, shard, rank, clock, c.weight); });
+    }
+  }
+  // Objects that this worker has not opened.
+  server.each_gate([&](const Target& target, Shard& shard) {
+    const std::string& name = target.table != nullptr ? target.table->name() : target.tensor->name();
+    std::lock_guard lock(mutex_);
+    if (progress_.count(name) == 0) close_in_turn(target, shard, rank, clock, 0);
+  });
+}
+
+void Session::leave() {
+  if (left_.exchange(true) || engine_->links() != nullptr || engine_->forked()) return;
+  engine_->server().leave(rank_, world_size_);
+}
+
+Status Session::ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all) {
+  *all = {};
+  wire::Writer body;
+  body.put(clock);
+  const std::string bytes = body.take();
+  const std::shared_ptr<Links>& links = engine_->links();
+  for (uint32_t server = 0; server < links->servers().size(); ++server) {
+    const Ref<Exchange> exchange(new Exchange(links));
+    WL_RETURN_IF_ERROR(exchange->ask(wire::Op::kEnter, server, bytes, "enter", deadline_ns));
+    Standing one;
+    WL_RETURN_IF_ERROR(decode(exchange->answers[0].items, &one));
+    all->own = std::min(all->own, one.own);
+    all->lowest = std::min(all->lowest, one.lowest);
+    all->highest = std::max(all->highest, one.highest);
+    all->waited = all->waited || one.waited;
+    all->rounds = all->rounds || one.rounds;
+  }
+  return {};
+}
+
+// At the slowest clock; under BSP at one that no update has reached, so that nothing this worker pushes comes too late;
+// in somebody's place, where that one had got to.
+Status Session::enter(int64_t deadline_ns) {
+  if (engine_->links() == nullptr || world_size_ == 0) return {};
+  Standing standing;
+  WL_RETURN_IF_ERROR(ask_standing(Gate::kNone, deadline_ns, &standing));
+  uint64_t margin = 1;
+  for (;;) {
+    uint64_t clock = 0;
+    if (standing.waited) {
+      clock = standing.own == Gate::kNone ? 0 : standing.own;
+    } else if (standing.rounds) {
+      clock = standing.highest + margin;
+    } else {
+      clock = standing.lowest == Gate::kNone ? standing.highest : standing.lowest;
+    }
+    const bool in_place = standing.waited;
+    if (in_place && clock == 0) return {};  // it begins with the others
+    WL_RETURN_IF_ERROR(ask_standing(clock, deadline_ns, &standing));
+    clock_.store(clock, std::memory_order_release);
+    // Others went on meanwhile, and may have passed.
+    if (in_place || !standing.rounds || standing.highest <= clock) return {};
+    standing.waited = false;
+    margin *= 2;
+  }
+}
+
 Status Session::take_unseen() {
+  WL_RETURN_IF_ERROR(unseen_.take());
   std::lock_guard lock(mutex_);
   for (auto& [name, p] : progress_) WL_RETURN_IF_ERROR(p->unseen.take());
   return {};

@@ -23,6 +23,7 @@
 namespace windlass {
 
 class Links;
+class Owners;
 
 // An object on servers elsewhere: what it is and where.
 struct Placed {
@@ -90,11 +91,27 @@ class Unseen {
 
 // How far a session has got with one object. It outlives handles: an object that is opened again goes on from here.
 struct Progress {
-  explicit Progress(uint32_t shards) : sent(shards), closed(shards) {}
+  Progress(uint32_t shards, uint64_t clock) : sent(shards), closed(shards, clock) {}
   std::vector<uint64_t> sent;    // the last sequence pushed to each shard: the holder of its turn, or order_mutex()
   std::vector<uint64_t> closed;  // the clock up to which each shard is closed: the session's clock_mutex()
+  double weight = 0;             // of the pushes in the present iteration: likewise
   Unseen unseen;
+
+  // The object, for who closes its shards: one of the three, once it is open.
+  Sync sync;
+  std::shared_ptr<Tensor> tensor;
+  std::shared_ptr<Table> table;
+  std::shared_ptr<Owners> owners;
 };
+
+// The iteration that a push belongs to.
+struct Iteration {
+  uint64_t clock = 0;
+  bool closes = false;                   // it ends with the push, at the shards that it touches
+  double weight = 1, object_weight = 1;  // of the push, and of all pushes to the object in this iteration
+};
+
+struct ClosingShards;
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
@@ -109,7 +126,15 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // How many iterations this worker has closed.
   uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
-  void tick() { clock_.fetch_add(1, std::memory_order_acq_rel); }
+  // Closes everything that is open of the app. Does not wait for servers elsewhere.
+  Status tick(int64_t deadline_ns);
+  // Updates up to this one were made without us: the next tick goes on from there.
+  void catch_up(uint64_t clock);
+  // Where others have begun: this worker begins at a clock that fits theirs.
+  Status enter(int64_t deadline_ns);
+  // It is waited for no more.
+  void leave();
+  uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
 
   std::mutex& order_mutex() { return order_mutex_; }  // held while pushes to servers elsewhere are numbered and queued
@@ -127,9 +152,15 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size);
 
   const std::shared_ptr<Engine> engine_;
+  void close_here(const std::vector<ClosingShards>& closing, uint64_t clock);
+  Status ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all);
+  friend class CloseCall;
+
   const uint32_t number_, rank_, world_size_;
   const uint64_t incarnation_;
-  std::atomic<uint64_t> clock_{0};
+  std::atomic<uint64_t> clock_{0}, catch_up_{0};
+  std::atomic<bool> left_{false};
+  Unseen unseen_;  // of closes
   std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Progress>> progress_;

@@ -105,7 +105,7 @@ TEST(a_push_pull_closes_and_the_next_push_ticks) {
   CHECK_OK(b.push_pull());
   CHECK_EQ(session.clock(), 1u);
   CHECK_EQ(closed_at(at_a, session), 2u);
-  session.tick();
+  CHECK_OK(session.tick(soon()));
   CHECK_OK(a.push_pull());  // the tick was the user's
   CHECK_EQ(session.clock(), 2u);
   CHECK_EQ(closed_at(at_a, session), 3u);

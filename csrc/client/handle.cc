@@ -36,16 +36,33 @@ Status Handle::out_of_sequence(const Call& call, uint32_t index, const Record& r
                                      std::to_string(record.sequence + 1) + ", saw " + std::to_string(sequence));
 }
 
-uint64_t Handle::clock_for_push(const std::vector<uint32_t>& shards, bool closes) {
+Status Handle::outsider(const Call& call) {
+  return Status(Code::kInvalidArgument,
+                call.what() + ": under BSP only its workers push, and this session is of another world");
+}
+
+Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns) {
+  {
+    std::lock_guard lock(session_->clock_mutex());
+    const uint64_t now = session_->clock();
+    if (std::none_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] > now; })) return {};
+  }
+  return session_->tick(deadline_ns);
+}
+
+Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight) {
   std::lock_guard lock(session_->clock_mutex());
-  const uint64_t now = session_->clock();
-  if (std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] > now; }))
-    session_->tick();
+  progress_->weight += weight;
   const uint64_t clock = session_->clock();
   if (closes) {
-    for (const uint32_t s : shards) progress_->closed[s] = clock + 1;
+    for (const uint32_t s : shards) progress_->closed[s] = std::max(progress_->closed[s], clock + 1);
   }
-  return clock;
+  return {clock, closes, weight, progress_->weight};
+}
+
+bool Handle::is_open(const std::vector<uint32_t>& shards, uint64_t clock) const {
+  std::lock_guard lock(session_->clock_mutex());
+  return std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] <= clock; });
 }
 
 Status Handle::each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
@@ -60,9 +77,18 @@ Status Handle::each_shard(const What& what, uint32_t shards, const std::function
   return status;
 }
 
+void Handle::set_object(const Sync& sync, std::shared_ptr<Tensor> tensor, std::shared_ptr<Table> table) {
+  std::lock_guard lock(session_->clock_mutex());
+  progress_->sync = sync;
+  progress_->tensor = std::move(tensor);
+  progress_->table = std::move(table);
+}
+
 void Handle::set_map(const Map& map, uint32_t shards) {
   map_ = map;
   owners_ = links()->owners(map, shards);
+  std::lock_guard lock(session_->clock_mutex());
+  progress_->owners = owners_;
 }
 
 std::vector<uint64_t> Handle::sent() {

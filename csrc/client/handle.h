@@ -10,6 +10,7 @@
 
 #include "client/call.h"
 #include "client/owners.h"
+#include "server/rounds.h"
 #include "session/shard.h"
 #include "transport/messages.h"
 
@@ -25,17 +26,39 @@ class Handle {
   const std::shared_ptr<Progress>& progress() const { return progress_; }
   Status take_unseen() { return progress_->unseen.take(); }
 
-  // With the turn of the shard held: apply(), under the next sequence of this session. `clock` is the worker's when
-  // it pushed, `closes` whether the push ends the iteration here.
-  template <class Apply>
-  Status push_in_turn(const Call& call, uint32_t index, Shard& shard, uint64_t clock, bool closes, Apply apply) {
+  // With the turn of the shard held: the next push of this session. apply() applies it; under BSP it is contributed
+  // instead: contribute(at_once) gives it, at_once when it is used before the turn ends. Others that waited for it go
+  // on.
+  template <class Apply, class Contribute>
+  Status push_in_turn(const Call& call, const Target& target, Shard& shard, const Iteration& iteration, Apply apply,
+                      Contribute contribute) {
     Record& record = shard.records.of(session_->number());
-    const uint64_t sequence = ++progress_->sent[index];
-    if (record.admit(sequence) != Admission::kApply) return out_of_sequence(call, index, record, sequence);
+    const uint64_t sequence = ++progress_->sent[target.shard];
+    if (record.admit(sequence) != Admission::kApply) return out_of_sequence(call, target.shard, record, sequence);
     record.sequence = sequence;  // a refusal consumes the sequence, too
-    record.close(closes ? clock + 1 : clock);
-    Status status = apply();
-    if (status.ok()) ++shard.version;
+    record.close(iteration.closes ? iteration.clock + 1 : iteration.clock);
+    Gate* const gate = shard.gate.get();
+    const uint32_t rank = gate != nullptr ? session_->rank_at_gates() : Gate::kOutsider;
+    Status status;
+    if (gate != nullptr && gate->sync().rounds()) {
+      if (rank == Gate::kOutsider) return outsider(call);
+      if (shard.staged == nullptr) shard.staged = std::make_unique<Rounds>();
+      Rounds::Push push = contribute(iteration.closes && Rounds::is_next(rank, iteration.clock, *gate));
+      push.rank = rank;
+      push.iteration = iteration.clock;
+      push.weight = iteration.weight;
+      if (!static_cast<Rounds&>(*shard.staged).add(std::move(push), *gate))
+        session_->engine().server().crowd()->count_late();
+    } else {
+      status = apply();
+      if (status.ok()) ++shard.version;
+    }
+    if (gate == nullptr) return status;
+    if (iteration.closes) {
+      close_in_turn(target, shard, rank, iteration.clock + 1, iteration.object_weight);
+    } else if (!gate->sync().rounds()) {
+      close_in_turn(target, shard, rank, iteration.clock, 0);
+    }
     return status;
   }
 
@@ -45,9 +68,13 @@ class Handle {
   const std::shared_ptr<Owners>& owners() const { return owners_; }
   const std::shared_ptr<Links>& links() const { return session_->engine().links(); }
 
-  // A push to a shard that this worker has already closed belongs to its next iteration: ticks first. Returns the
-  // clock of the push.
-  uint64_t clock_for_push(const std::vector<uint32_t>& shards, bool closes);
+  // A push to a shard that this worker has already closed belongs to its next iteration: ticks first.
+  Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns);
+  // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere.
+  Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
+  // Whether the worker has not closed this iteration at some of the shards.
+  bool is_open(const std::vector<uint32_t>& shards, uint64_t clock) const;
+  const Sync& sync() const { return progress_->sync; }
 
  protected:
   Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t shards)
@@ -61,8 +88,10 @@ class Handle {
   Status sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out);
   std::vector<uint64_t> sent();  // the last sequence pushed to each shard, on servers elsewhere
   void set_map(const Map& map, uint32_t shards);
+  void set_object(const Sync& sync, std::shared_ptr<Tensor> tensor, std::shared_ptr<Table> table);
 
  private:
+  static Status outsider(const Call& call);
   static Status out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence);
 
   const std::shared_ptr<Session> session_;

@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kSection = limits::kSectionBytes;
 constexpr uint64_t kHelloRequest = 1;
+constexpr size_t kHeldBytes = 24;  // of a request that waits, in the answer to an ask
 constexpr size_t kPiecesMax = 512;
 constexpr std::byte kZeros[kSection] = {};
 
@@ -593,7 +594,7 @@ void Lane::finish(const Ref<Trip>& trip) {
 
 void Lane::conclude(const Ref<Trip>& trip) {
   const Ref<Work> owner = std::move(trip->owner);
-  links_.trip_over(server_);
+  links_.trip_over(server_, trip->patient);
   trip->cargo->over(trip->status);
 }
 
@@ -836,8 +837,14 @@ bool Lane::heard(Code code) {
   if (code != Code::kOk) return true;
   std::lock_guard lock(mutex_);
   if (in_header_.request != asking_) return true;
-  std::vector<uint64_t> held(in_items_.size() / sizeof(uint64_t));
-  if (!held.empty()) std::memcpy(held.data(), in_items_.data(), held.size() * sizeof(uint64_t));
+  std::vector<uint64_t> held;
+  for (wire::Reader reader(in_items_); reader.left() >= kHeldBytes;) {
+    const auto id = reader.get<uint64_t>(), clock = reader.get<uint64_t>();
+    const auto rank = reader.get<uint32_t>();
+    reader.get<uint32_t>();
+    held.push_back(id);
+    if (const Ref<Trip>* const trip = outbox_.find(id); trip != nullptr) (*trip)->waits_for = {rank, clock};
+  }
   for (const uint64_t id : asked_) {  // as above
     const Ref<Trip>* const trip = outbox_.find(id);
     if (trip != nullptr && (*trip)->lies && std::find(held.begin(), held.end(), id) == held.end())

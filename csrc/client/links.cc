@@ -14,7 +14,7 @@ constexpr int64_t kIdleNs = 1000 * kMs;  // how often the thread looks around wh
 }  // namespace
 
 Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
-             bool shares, uint64_t cluster)
+             bool shares, uint64_t cluster, uint64_t incarnation)
     : servers_(std::move(servers)),
       app_(std::move(app)),
       rank_(rank),
@@ -22,6 +22,7 @@ Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, u
       checksums_(checksums),
       shares_(shares),
       cluster_(cluster),
+      incarnation_(incarnation != 0 ? incarnation : os::random_u64()),
       peers_(std::make_unique<Peer[]>(servers_.size())) {
   for (uint32_t s = 0; s < servers_.size(); ++s) {
     for (uint8_t n = 0; n < limits::kLanes; ++n) {
@@ -138,7 +139,7 @@ Status Links::moved(uint32_t object, uint32_t shard, uint32_t server, uint32_t t
 }
 
 Lane& Links::submit_stray(const Ref<Trip>& stray, uint32_t server) {
-  peers_[server].under_way.fetch_add(1, std::memory_order_seq_cst);
+  (stray->patient ? peers_[server].patient : peers_[server].under_way).fetch_add(1, std::memory_order_seq_cst);
   return submit(stray, server);
 }
 
@@ -247,7 +248,11 @@ void Links::changed() {
 
 void Links::became_ready() { changed(); }
 
-void Links::trip_over(uint32_t server) {
+void Links::trip_over(uint32_t server, bool patient) {
+  if (patient) {
+    peers_[server].patient.fetch_sub(1, std::memory_order_seq_cst);
+    return;
+  }
   if (peers_[server].under_way.fetch_sub(1, std::memory_order_seq_cst) == limits::kWindowMax) changed();
 }
 
@@ -274,7 +279,7 @@ Status Links::wait_ready(int64_t deadline_ns) {
   return status;
 }
 
-Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns) {
+Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient) {
   std::sort(servers.begin(), servers.end());  // two callers that wait for each other's places would wait for ever
   Status status;
   size_t done = 0;
@@ -288,6 +293,13 @@ Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, in
       }
       if (status.ok() && stopped_) status = Status(Code::kClosed, "the cluster has been closed");
       if (!status.ok()) break;
+      if (patient) {
+        if (peer.patient.fetch_add(1, std::memory_order_seq_cst) < limits::kPatientMax) break;
+        peer.patient.fetch_sub(1, std::memory_order_seq_cst);
+        status = Status(Code::kWouldDeadlock, std::to_string(limits::kPatientMax) +
+                                                  " pushes wait for their iteration to be closed; call tick() first");
+        break;
+      }
       uint32_t used = peer.under_way.load(std::memory_order_seq_cst);
       while (used < limits::kWindowMax && !peer.under_way.compare_exchange_weak(used, used + 1)) {
       }
@@ -307,7 +319,7 @@ Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, in
     if (!status.ok()) break;
   }
   if (status.ok()) return {};
-  for (size_t i = 0; i < done; ++i) trip_over(servers[i]);
+  for (size_t i = 0; i < done; ++i) trip_over(servers[i], patient);
   return Status(status.code(), what + ": " + status.message());
 }
 

@@ -24,9 +24,9 @@ namespace windlass {
 
 class Links : public std::enable_shared_from_this<Links> {
  public:
-  // cluster: which these servers belong to; 0 where nobody formed one.
+  // world_size: 0 for a reader. cluster: which these servers belong to; 0 where nobody formed one.
   Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
-        bool shares = true, uint64_t cluster = 0);
+        bool shares = true, uint64_t cluster = 0, uint64_t incarnation = 0);
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
   ~Links();
@@ -74,7 +74,9 @@ class Links : public std::enable_shared_from_this<Links> {
   Status wait_ready(int64_t deadline_ns);
 
   // Sends trips to their servers, in order. Before: room in each server's window. After: somebody will receive.
-  Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns);
+  // `patient`: pushes that are answered when their iteration has been closed by all. They have places of their own, and
+  // nobody waits for one: the window would be full until its caller goes on.
+  Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient = false);
   Lane& submit(const Ref<Trip>& trip, uint32_t server);
   // Waits for work whose trips are on these lanes, receiving meanwhile where nobody else does; true when it is done.
   // Also returns when `sent_on` is not `seen` any more: there are further lanes.
@@ -102,7 +104,7 @@ class Links : public std::enable_shared_from_this<Links> {
   void want_dial(const Lane& lane, const std::string& why);
   Status welcomed(uint32_t server, const Welcome& welcome);  // an error: not the server it was
   void became_ready();
-  void trip_over(uint32_t server);
+  void trip_over(uint32_t server, bool patient);
   uint32_t app_number(uint32_t server) const { return peers_[server].app.load(std::memory_order_relaxed); }
   uint64_t next_request() { return next_request_.fetch_add(1, std::memory_order_relaxed); }
   Hello hello(const Lane& lane) const;
@@ -120,7 +122,7 @@ class Links : public std::enable_shared_from_this<Links> {
   struct Peer {
     std::atomic<uint32_t> app{0};
     std::atomic<uint64_t> incarnation{0};
-    std::atomic<uint32_t> under_way{0};
+    std::atomic<uint32_t> under_way{0}, patient{0};
     std::mutex mutex;
     Status lost;
     std::string trouble;  // why the last connection broke
@@ -137,13 +139,13 @@ class Links : public std::enable_shared_from_this<Links> {
   const int checksums_;  // of numbers: 0 never, 1 always, -1 where the kernel's copy is not the only one
   const bool shares_;
   const uint64_t cluster_;
+  const uint64_t incarnation_;  // random, unless its cluster knows the worker by a number
   int stall_ms_ = limits::kStallMs;
   std::mutex catalogue_mutex_;
   Catalogue catalogue_;
   std::atomic<bool> sharing_{false};
   Renew renew_;
-  std::mutex giving_up_;  // one at a time
-  const uint64_t incarnation_ = os::random_u64();
+  std::mutex giving_up_;                   // one at a time
   std::atomic<uint64_t> next_request_{2};  // 1 is hello
   std::unique_ptr<Peer[]> peers_;
   std::vector<std::unique_ptr<Lane>> lanes_;

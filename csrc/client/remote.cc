@@ -13,6 +13,7 @@ Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
   trip->header.dtype_out = static_cast<uint8_t>(plan.dtype_out);
   trip->bytes = plan.bytes;
   trip->deadline_ns = plan.deadline_ns;
+  trip->patient = plan.patient;
   const size_t hypers = plan.hyper != nullptr ? limits::kRuleHyperMax : 0;
   if (hypers != 0) wire::write_hyper(plan.hyper->v, hypers, &trip->extensions);
   if (plan.places != nullptr) {
@@ -22,6 +23,17 @@ Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
   trips_.push_back(trip);
   servers_.push_back(server);
   return *trip;
+}
+
+void Remote::write_weights(const Hyper& hyper, const Iteration& iteration, const wire::Places* places) {
+  double numbers[limits::kPushNumbersMax];
+  std::copy_n(hyper.v, limits::kRuleHyperMax, numbers);
+  numbers[limits::kRuleHyperMax] = iteration.weight;
+  numbers[limits::kRuleHyperMax + 1] = iteration.object_weight;
+  for (const Ref<Trip>& trip : trips_) {
+    wire::write_hyper(numbers, limits::kPushNumbersMax, &trip->extensions);
+    if (places != nullptr) wire::write_extensions(*places, numbers, limits::kPushNumbersMax, &trip->places);
+  }
 }
 
 void Remote::make_trips(const Plan& plan, const Owners& owners, const std::vector<uint32_t>& shards) {
@@ -131,7 +143,13 @@ std::string Remote::stuck() const {
     const std::string phase = links_->phase(server);
     const Lane::Hold hold = lane->hold();
     for (const Trip::Part& part : trip.parts) {
-      if (!part.answered) return phase + ", shard " + std::to_string(part.shard);
+      if (part.answered) continue;
+      if (trip.waits_for.rank != Gate::kOutsider) {
+        return "app '" + links_->app() + "': at clock " +
+               std::to_string(part.clock + (part.flags & wire::kCloses ? 1 : 0)) + " it waits " +
+               waits_for(trip.waits_for);
+      }
+      return phase + ", shard " + std::to_string(part.shard);
     }
     return "";
   };

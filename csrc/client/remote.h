@@ -31,6 +31,7 @@ class Remote : public Cargo {
     uint16_t flags = 0;  // of every part
     uint64_t bytes = 0;  // of the larger array
     const Hyper* hyper = nullptr;
+    bool patient = false;  // a push that waits for its update
     int64_t deadline_ns = limits::kNoDeadline;
     // Where the arrays are, when a server on the same host can use them in place.
     const wire::Places* places = nullptr;
@@ -42,7 +43,11 @@ class Remote : public Cargo {
   void add_part(const Plan& plan, uint32_t server, Trip::Part part);
   // A request to one server, about no shard.
   void make_trip(const Plan& plan, uint32_t server);
-  Status reserve(const std::string& what, int64_t deadline_ns) { return links_->reserve(servers_, what, deadline_ns); }
+  Status reserve(const std::string& what, int64_t deadline_ns) {
+    return links_->reserve(servers_, what, deadline_ns, !trips_.empty() && trips_[0]->patient);
+  }
+  // Under BSP: the weights go with the hyperparameters.
+  void write_weights(const Hyper& hyper, const Iteration& iteration, const wire::Places* places);
   // Numbers every part: number(shard, &part).
   template <class F>
   void number(F number) {

@@ -68,6 +68,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                 .flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0)),
                 .bytes = erase_ ? groups_.total() * sizeof(uint64_t) : rows,
                 .hyper = pushes_ ? &hyper_ : nullptr,
+                .patient = waits_for_update() && arrays_.out == nullptr,
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
@@ -86,10 +87,11 @@ class RemoteTableCall final : public TableCall, public Remote {
     {
       std::lock_guard lock(session().order_mutex());
       std::vector<uint64_t>& sent = client_->progress()->sent;
-      if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+      begin_iteration();
+      if (waits_for_update()) write_weights(hyper_, iteration_, places ? &sharing_.places : nullptr);
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = numbered ? ++sent[shard] : sent[shard];
-        part->clock = pushes_ ? clock_ : session().clock();
+        part->clock = pushes_ ? iteration_.clock : asked_;
       });
       submit(this);
     }
@@ -153,8 +155,9 @@ class RemoteTableCall final : public TableCall, public Remote {
     }
   }
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
-  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string&,
+  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override {
+    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked_, client_->sync());
     if (erase_) erased_.fetch_add(answer.value, std::memory_order_relaxed);
     if (lies) return landed_in_place(part, answer);
     if (arrays_.out == nullptr) return {};

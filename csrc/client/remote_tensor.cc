@@ -48,6 +48,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
                 .bytes = bytes(),
                 .hyper = pushes_ ? &hyper_ : nullptr,
+                .patient = waits_for_update() && arrays_.out == nullptr,
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
@@ -58,10 +59,11 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     {
       std::lock_guard lock(session().order_mutex());
       std::vector<uint64_t>& sent = client_->progress()->sent;
-      if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
+      begin_iteration();
+      if (waits_for_update()) write_weights(hyper_, iteration_, places ? &sharing_.places : nullptr);
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = pushes_ ? ++sent[shard] : sent[shard];
-        part->clock = pushes_ ? clock_ : session().clock();
+        part->clock = pushes_ ? iteration_.clock : asked_;
       });
       submit(this);
     }
@@ -109,8 +111,9 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       return nullptr;
     return static_cast<std::byte*>(arrays_.out) + spans(part)[0].at * size;
   }
-  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string&,
+  Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override {
+    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked_, client_->sync());
     const bool changed = (answer.flags & wire::kUnchanged) == 0;
     if (lies && answer.numbers_bytes != 0)
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has numbers of its own");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "client/remote.h"
 
@@ -48,7 +49,8 @@ class StepCall final : public Work, public Remote {
     std::byte* out = nullptr;
     Hyper hyper;
     bool closes = false;
-    uint64_t clock = 0;
+    double weight = 1;
+    Iteration iteration;
     wire::StepItem item;
   };
   struct Part {
@@ -56,6 +58,11 @@ class StepCall final : public Work, public Remote {
   };
   void find_places(Entry* entry, std::vector<std::shared_ptr<const Segment>>* segments);
   void make_trips(int64_t deadline_ns);
+  static std::vector<uint32_t> all_shards(const Entry& entry) {
+    std::vector<uint32_t> shards(entry.tensor->cut().shards);
+    std::iota(shards.begin(), shards.end(), 0u);
+    return shards;
+  }
   uint64_t elements(const Part& part) const {
     const Cut& cut = entries_[part.entry].tensor->cut();
     return cut.end_of(part.shard) - cut.first_of(part.shard);
@@ -76,6 +83,7 @@ void StepCall::add(const std::shared_ptr<TensorClient>& tensor, const TensorRequ
   entry.tensor = tensor;
   entry.hyper = r.hyper;
   entry.closes = r.closes;
+  entry.weight = r.weight;
   wire::StepItem& item = entry.item;
   item.object = tensor->map().object;
   item.op = static_cast<uint8_t>(r.in == nullptr    ? wire::Op::kPull
@@ -85,7 +93,7 @@ void StepCall::add(const std::shared_ptr<TensorClient>& tensor, const TensorRequ
   if (r.in != nullptr) {
     entry.in = static_cast<std::byte*>(r.in->data);
     item.dtype_in = static_cast<uint8_t>(r.in->dtype);
-    item.hypers = limits::kRuleHyperMax;
+    item.hypers = tensor->sync().rounds() ? limits::kPushNumbersMax : limits::kRuleHyperMax;
     item.places.in_bytes = bytes = r.in->bytes();
   }
   if (r.out != nullptr) {
@@ -146,6 +154,9 @@ void StepCall::make_trips(int64_t deadline_ns) {
 
 Status StepCall::start(int64_t deadline_ns) {
   Engine& engine = session_->engine();
+  for (const Entry& entry : entries_) {
+    if (entry.in != nullptr) WL_RETURN_IF_ERROR(entry.tensor->begin_push(all_shards(entry), deadline_ns));
+  }
   WL_RETURN_IF_ERROR(engine.enter());
   for (const bool in : {true, false}) {  // neighbours in memory are lent as one
     for (const Entry& entry : entries_) {
@@ -175,18 +186,19 @@ Status StepCall::start(int64_t deadline_ns) {
   begin_away(trips());
   {
     std::lock_guard lock(session_->order_mutex());
-    std::vector<uint32_t> shards;
     for (Entry& entry : entries_) {
-      shards.resize(entry.tensor->cut().shards);
-      for (uint32_t i = 0; i < shards.size(); ++i) shards[i] = i;
-      entry.clock = entry.in != nullptr ? entry.tensor->clock_for_push(shards, entry.closes) : session_->clock();
+      if (entry.in != nullptr) {
+        entry.iteration = entry.tensor->iteration_of_push(all_shards(entry), entry.closes, entry.weight);
+      } else {
+        entry.iteration.clock = session_->clock();
+      }
     }
     number([&](uint32_t, Trip::Part* p) {
       const Part& part = parts_[p->part];
       const Entry& entry = entries_[part.entry];
       uint64_t& sent = entry.tensor->progress()->sent[part.shard];
       p->sequence = entry.in != nullptr ? ++sent : sent;
-      p->clock = entry.clock;
+      p->clock = entry.iteration.clock;
     });
     submit(this);
   }
@@ -223,7 +235,11 @@ void StepCall::write_items(uint32_t part, bool lies, std::byte* to) {
   item.shard = parts_[part].shard;
   if (!lies) item.places = {};
   std::memcpy(to, &item, sizeof item);
-  std::memcpy(to + sizeof item, entry.hyper.v, item.hypers * sizeof(double));
+  double numbers[limits::kPushNumbersMax];
+  std::copy_n(entry.hyper.v, limits::kRuleHyperMax, numbers);
+  numbers[limits::kRuleHyperMax] = entry.iteration.weight;
+  numbers[limits::kRuleHyperMax + 1] = entry.iteration.object_weight;
+  std::memcpy(to + sizeof item, numbers, item.hypers * sizeof(double));
 }
 
 const std::byte* StepCall::numbers(uint32_t part) {
@@ -375,6 +391,8 @@ Status StepClient::run(int64_t deadline_ns) {
     if (items_[i].call) alone.push_back(&items_[i]);
     ++i;
   }
+  // Under BSP nothing is answered before the iteration is closed.
+  if (first.ok()) note(session_->tick(deadline_ns));
   for (const Ref<StepCall>& call : together) note(call->finish(deadline_ns));
   for (; finished < alone.size(); ++finished) note(alone[finished]->call->finish(deadline_ns));
   if (first.ok()) {

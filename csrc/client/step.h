@@ -29,8 +29,8 @@ class StepClient {
 
   Status add(std::shared_ptr<TensorClient> tensor, const TensorRequest& request);
   Status add(std::shared_ptr<TableClient> table, const TableRequest& request);
-  // Sends everything and waits for it. The first error is returned when the others are done; what comes behind a
-  // request that cannot be begun is not sent.
+  // Sends everything, closes the worker's iteration and waits for all of it. The first error is returned when the
+  // others are done; what comes behind a request that cannot be begun is not sent.
   Status run(int64_t deadline_ns);
 
  private:

@@ -9,6 +9,7 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
       client_(std::move(client)),
       groups_(r.keys),
       hyper_(r.hyper),
+      weight_(r.weight),
       create_(r.create),
       erase_(r.erase),
       closes_(r.closes),
@@ -27,6 +28,15 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
   }
 }
 
+bool TableCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
+
+bool TableCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
+
+void TableCall::begin_iteration() {
+  if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
+  asked_ = pushes_ ? iteration_.clock + 1 : session().clock();
+}
+
 namespace {
 
 class LocalTableCall final : public TableCall {
@@ -40,37 +50,86 @@ class LocalTableCall final : public TableCall {
   void admitted() override;
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
+  Status pass(uint32_t part) override;
+  void leave_gate(uint32_t part) override { Call::leave_gate(client_->table().shard(shards_[part]), part); }
+  bool may_leave_gate() const override { return !pushes_; }
   void keep(uint32_t part) override;
 
  private:
+  Rounds::Push contribution(uint32_t part, bool kept, bool at_once);
+
   std::mutex keep_mutex_;
   std::unique_ptr<std::byte[]> kept_;
 };
 
-void LocalTableCall::admitted() {
-  if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
-}
+void LocalTableCall::admitted() { begin_iteration(); }
 
 Turn& LocalTableCall::turn(uint32_t part) { return client_->table().shard(shards_[part]).turn; }
 
 Status LocalTableCall::run(uint32_t part, bool kept) {
   Table& table = client_->table();
   const uint32_t index = shards_[part];
+  Shard& shard = table.shard(index);
   const Keyed* keyed = groups_.begin(index);
   const size_t n = groups_.size(index);
-  if (pushes_) {
-    return client_->push_in_turn(*this, index, table.shard(index), clock_, closes_, [&] {
-      Arrays arrays = arrays_;
-      if (kept) arrays.in = kept_.get();
-      if (!answers()) arrays.out = nullptr;
-      return table.apply(index, hyper_, keyed, n, arrays);
-    });
-  }
   if (erase_) {
     erased_.fetch_add(table.erase(index, keyed, n), std::memory_order_relaxed);
     return {};
   }
-  return table.read(index, keyed, n, arrays_, create_);
+  const bool late = shard.gate != nullptr;  // who has to wait looks at the rows when the gate is open
+  if (pushes_) {
+    WL_RETURN_IF_ERROR(client_->push_in_turn(
+        *this, {nullptr, &table, index}, shard, iteration_,
+        [&] {
+          Arrays arrays = arrays_;
+          if (kept) arrays.in = kept_.get();
+          if (!answers() || late) arrays.out = nullptr;
+          return table.apply(index, hyper_, keyed, n, arrays);
+        },
+        [&](bool at_once) { return contribution(part, kept, at_once); }));
+    if (arrays_.out == nullptr && !waits_for_update()) return {};
+    if (!late) {
+      look(shard, asked_);
+      return {};
+    }
+  }
+  if (late && stop_at_gate(part, shard, asked_)) return {};
+  return pass(part);
+}
+
+Status LocalTableCall::pass(uint32_t part) {
+  Table& table = client_->table();
+  const uint32_t index = shards_[part];
+  const Shard& shard = table.shard(index);
+  if (waits_for_update() && shard.staged != nullptr)
+    WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
+  if (arrays_.out == nullptr || !answers()) return {};
+  look(shard, asked_);
+  return table.read(index, groups_.begin(index), groups_.size(index), arrays_, create_ && !pushes_);
+}
+
+// What the part brings to an update. An ordinary array may be gone by then.
+Rounds::Push LocalTableCall::contribution(uint32_t part, bool kept, bool at_once) {
+  const Keyed* const keyed = groups_.begin(shards_[part]);
+  Rounds::Push push;
+  push.hyper = hyper_;
+  push.dtype = arrays_.in_dtype;
+  push.keyed.assign(keyed, keyed + groups_.size(shards_[part]));
+  push.numbers = static_cast<const std::byte*>(kept ? kept_.get() : arrays_.in);
+  if (at_once) return push;
+  if (kept || !ordinary()) {
+    push.memory = kept_alive();
+    return push;
+  }
+  const size_t bytes = client_->spec().dim * size_of(push.dtype);
+  auto* const copy = new std::byte[push.keyed.size() * bytes + 1];
+  for (uint32_t i = 0; i < push.keyed.size(); ++i) {
+    std::memcpy(copy + i * bytes, push.numbers + push.keyed[i].at * bytes, bytes);
+    push.keyed[i].at = i;
+  }
+  push.numbers = copy;
+  push.memory = std::shared_ptr<const void>(copy, [](const void* p) { delete[] static_cast<const std::byte*>(p); });
+  return push;
 }
 
 void LocalTableCall::keep(uint32_t part) {
@@ -111,12 +170,14 @@ Status TableClient::open(std::shared_ptr<Session> session, const std::string& na
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, std::shared_ptr<Table> table) {
   std::shared_ptr<TableClient> client(new TableClient(std::move(session), table->name(), table->name(), table->spec()));
   client->table_ = std::move(table);
+  client->set_object(client->table_->spec().sync, nullptr, client->table_);
   return client;
 }
 
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
   std::shared_ptr<TableClient> client(
       new TableClient(std::move(session), placed.spec.name, placed.spec.own_name(), placed.spec.table));
+  client->set_object(placed.spec.table.sync, nullptr, nullptr);
   client->set_map(placed.map, limits::kTableShards);
   return client;
 }
@@ -153,6 +214,7 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
     return Status(Code::kResourceExhausted, w.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
   return call->start(r.in, r.out, how, deadline_ns);
 }
 

@@ -18,6 +18,7 @@ struct TableRequest {
   bool create = true;
   bool erase = false;  // takes the keys out instead
   Hyper hyper;
+  double weight = 1;  // of the push in a mean over workers
   bool closes = false;
 };
 
@@ -28,16 +29,23 @@ class TableCall : public Call {
  public:
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
   bool ok() const { return groups_.ok(); }
+  const std::vector<uint32_t>& shards() const { return shards_; }
 
  protected:
   TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   bool pushes() const override { return pushes_; }
+  bool waits_for_update() const override;
+  bool would_deadlock() const override;
+  // A push counts from now on; a pull is of the present clock.
+  void begin_iteration();
 
   const std::shared_ptr<TableClient> client_;
   const Groups groups_;  // the keys are copied before anything happens
   const Hyper hyper_;
+  const double weight_;
   const bool create_, erase_, closes_, pushes_;
-  uint64_t clock_ = 0;
+  Iteration iteration_;  // of a push
+  uint64_t asked_ = 0;   // the clock at which it looks at the rows
   Arrays arrays_;
   std::vector<uint32_t> shards_;  // of each part
   std::atomic<uint64_t> erased_{0};

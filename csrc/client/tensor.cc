@@ -9,6 +9,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
     : Call(client->shared_session(), client->progress(), what),
       client_(std::move(client)),
       hyper_(r.hyper),
+      weight_(r.weight),
       closes_(r.closes),
       pushes_(r.in != nullptr),
       versioned_(r.versioned) {
@@ -41,6 +42,15 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
       break;
   }
   make_parts();
+}
+
+bool TensorCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
+
+bool TensorCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
+
+void TensorCall::begin_iteration() {
+  if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
+  asked_ = pushes_ ? iteration_.clock + 1 : session().clock();
 }
 
 // Cuts [first, first + n) of the tensor, which is at `at` in the caller's arrays, by shard.
@@ -129,18 +139,20 @@ class LocalTensorCall final : public TensorCall {
   void admitted() override;
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
+  Status pass(uint32_t part) override;
+  void leave_gate(uint32_t part) override { Call::leave_gate(client_->tensor().shard(shards_[part]), part); }
+  bool may_leave_gate() const override { return !pushes_; }
   void keep(uint32_t part) override;
 
  private:
   void read_repeats(uint32_t shard);
+  Rounds::Push contribution(uint32_t part, bool kept, bool at_once);
 
   std::mutex keep_mutex_;
   std::unique_ptr<std::byte[]> kept_;
 };
 
-void LocalTensorCall::admitted() {
-  if (pushes_) clock_ = client_->clock_for_push(shards_, closes_);
-}
+void LocalTensorCall::admitted() { begin_iteration(); }
 
 Turn& LocalTensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
 
@@ -148,23 +160,73 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
   Tensor& tensor = client_->tensor();
   const uint32_t index = shards_[part];
   Shard& shard = tensor.shard(index);
-  const Span* spans = spans_.data() + starts_[part];
-  const size_t n = starts_[part + 1] - starts_[part];
+  // Who has to wait looks at the weights when the gate is open.
+  bool late = shard.gate != nullptr;
   if (pushes_) {
-    WL_RETURN_IF_ERROR(client_->push_in_turn(*this, index, shard, clock_, closes_, [&] {
-      Arrays arrays = arrays_;
-      if (kept && combined_ == nullptr) arrays.in = kept_.get();
-      if (!repeats_.empty() || !answers()) arrays.out = nullptr;
-      tensor.apply(index, hyper_, spans, n, arrays);
-      return Status();
-    }));
+    WL_RETURN_IF_ERROR(client_->push_in_turn(
+        *this, {&tensor, nullptr, index}, shard, iteration_,
+        [&] {
+          Arrays arrays = arrays_;
+          if (kept && combined_ == nullptr) arrays.in = kept_.get();
+          if (!repeats_.empty() || !answers() || late) arrays.out = nullptr;
+          tensor.apply(index, hyper_, spans(part), span_count(part), arrays);
+          return Status();
+        },
+        [&](bool at_once) { return contribution(part, kept, at_once); }));
+    if (arrays_.out == nullptr && !waits_for_update()) return {};
+  }
+  if (shard.gate != nullptr && stop_at_gate(part, shard, asked_)) return {};
+  if (!late && pushes_) {
     if (!repeats_.empty() && answers()) read_repeats(index);
-  } else if (newer_than_.empty() || shard.version + 1 > newer_than_[index]) {
-    tensor.read(spans, n, arrays_);
-    changed_.store(true, std::memory_order_relaxed);
+    look(shard, asked_);
+    if (versioned_) versions_[index] = shard.version + 1;
+    return {};
+  }
+  return pass(part);
+}
+
+Status LocalTensorCall::pass(uint32_t part) {
+  Tensor& tensor = client_->tensor();
+  const uint32_t index = shards_[part];
+  const Shard& shard = tensor.shard(index);
+  if (arrays_.out != nullptr && answers()) {
+    if (!repeats_.empty()) {
+      read_repeats(index);
+    } else if (newer_than_.empty() || shard.version + 1 > newer_than_[index]) {
+      tensor.read(spans(part), span_count(part), arrays_);
+      changed_.store(true, std::memory_order_relaxed);
+    }
+    look(shard, asked_);
   }
   if (versioned_) versions_[index] = shard.version + 1;
   return {};
+}
+
+// What the part brings to an update. An ordinary array may be gone by then.
+Rounds::Push LocalTensorCall::contribution(uint32_t part, bool kept, bool at_once) {
+  Rounds::Push push;
+  push.hyper = hyper_;
+  push.dtype = arrays_.in_dtype;
+  push.spans.assign(spans(part), spans(part) + span_count(part));
+  push.numbers = static_cast<const std::byte*>(kept && combined_ == nullptr ? kept_.get() : arrays_.in);
+  if (at_once) return push;
+  if (kept || combined_ != nullptr || !ordinary()) {
+    push.memory = kept_alive();
+    return push;
+  }
+  const size_t size = size_of(push.dtype);
+  uint64_t n = 0;
+  for (const Span& s : push.spans) n += s.n;
+  auto* const copy = new std::byte[n * size + 1];
+  uint64_t at = 0;
+  for (Span& s : push.spans) {
+    std::memcpy(copy + at * size, push.numbers + s.at * size, s.n * size);
+    s.at = at;
+    at += s.n;
+  }
+  push.numbers = copy;
+  push.memory = std::shared_ptr<const void>(copy, [](const void* p) { delete[] static_cast<const std::byte*>(p); });
+  return push;
 }
 
 void LocalTensorCall::read_repeats(uint32_t shard) {
@@ -214,6 +276,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   std::shared_ptr<TensorClient> client(
       new TensorClient(std::move(session), tensor->name(), tensor->name(), tensor->spec(), tensor->cut()));
   client->tensor_ = std::move(tensor);
+  client->set_object(client->tensor_->spec().sync, client->tensor_, nullptr);
   return client;
 }
 
@@ -222,6 +285,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
   std::shared_ptr<TensorClient> client(
       new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
+  client->set_object(spec.sync, nullptr, nullptr);
   client->set_map(placed.map, cut.shards);
   return client;
 }
@@ -272,6 +336,7 @@ Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out
   const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
                                         : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
   *out = call;
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
   return call->start(r.in, r.out, how, deadline_ns);
 }
 

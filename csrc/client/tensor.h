@@ -28,6 +28,7 @@ struct TensorRequest {
   const Array* out = nullptr;  // where the weights go
   Selection rows;
   Hyper hyper;
+  double weight = 1;                     // of the push in a mean over workers
   bool closes = false;                   // push_pull: closes the shards it touches
   bool versioned = false;                // report versions()
   const Versions* newer_than = nullptr;  // leave shards out that have not changed since
@@ -46,13 +47,19 @@ class TensorCall : public Call {
  protected:
   TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
   bool pushes() const override { return pushes_; }
+  bool waits_for_update() const override;
+  bool would_deadlock() const override;
+  // A push counts from now on; a pull is of the present clock.
+  void begin_iteration();
   const Span* spans(uint32_t part) const { return spans_.data() + starts_[part]; }
   size_t span_count(uint32_t part) const { return starts_[part + 1] - starts_[part]; }
 
   const std::shared_ptr<TensorClient> client_;
   const Hyper hyper_;
+  const double weight_;
   const bool closes_, pushes_, versioned_;
-  uint64_t clock_ = 0;
+  Iteration iteration_;  // of a push
+  uint64_t asked_ = 0;   // the clock at which it looks at the weights
   Versions newer_than_, versions_;
   std::atomic<bool> changed_{false};
   Arrays arrays_;
@@ -61,6 +68,9 @@ class TensorCall : public Call {
   std::vector<uint32_t> shards_;  // of each part
   std::vector<size_t> starts_;    // of each part in spans_, and the end
   std::unique_ptr<std::byte[]> combined_;
+
+ public:
+  const std::vector<uint32_t>& shards() const { return shards_; }
 
  private:
   void add(uint64_t first, uint64_t n, uint64_t at);

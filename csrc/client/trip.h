@@ -20,6 +20,7 @@
 #include "client/arena.h"
 #include "client/owners.h"
 #include "server/work.h"
+#include "sync/gate.h"
 #include "wire/frame.h"
 
 namespace windlass {
@@ -101,6 +102,7 @@ class Trip : public Counted {
     stray->owner = owner;
     stray->came_from = server;
     stray->detours = detours + 1;
+    stray->patient = patient;
     cargo->add_stray();
     return stray;
   }
@@ -123,16 +125,18 @@ class Trip : public Counted {
   std::vector<Part> parts;
   uint32_t unanswered = 0;
   int64_t deadline_ns = 0;
-  uint64_t bytes = 0;       // about: which lane it takes
-  int64_t sent_ns = 0;      // when all of it had last been sent; 0: not yet
-  bool begun = false;       // some of it may have left
-  bool leaving = false;     // its frame is on its way out
-  bool ends_later = false;  // its answer came while it was being sent again
-  Status status;            // the first refusal
-  Ref<Work> owner;          // keeps the cargo while it is under way
-  uint32_t came_from = 0;   // of a stray: where it was not served
-  uint32_t detours = 0;     // likewise: how often
-  bool rested = false;      // likewise: it has waited since
+  uint64_t bytes = 0;                          // about: which lane it takes
+  int64_t sent_ns = 0;                         // when all of it had last been sent; 0: not yet
+  bool begun = false;                          // some of it may have left
+  bool leaving = false;                        // its frame is on its way out
+  bool ends_later = false;                     // its answer came while it was being sent again
+  Status status;                               // the first refusal
+  Ref<Work> owner;                             // keeps the cargo while it is under way
+  uint32_t came_from = 0;                      // of a stray: where it was not served
+  uint32_t detours = 0;                        // likewise: how often
+  bool rested = false;                         // likewise: it has waited since
+  bool patient = false;                        // it is answered when its iteration has been closed by all
+  View::Worker waits_for{Gate::kOutsider, 0};  // at a gate, when that was last asked
   Cargo* cargo;
 
  private:

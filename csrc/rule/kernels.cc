@@ -143,6 +143,18 @@ void combine(Combine how, float* WL_RESTRICT into, const float* WL_RESTRICT g, s
   }
 }
 
+void weigh(float* WL_RESTRICT into, const float* WL_RESTRICT g, float weight, bool add, size_t n) {
+  if (add) {
+    for (size_t i = 0; i < n; ++i) into[i] += weight * g[i];
+  } else {
+    for (size_t i = 0; i < n; ++i) into[i] = weight * g[i];
+  }
+}
+
+void scale(float* into, float by, size_t n) {
+  for (size_t i = 0; i < n; ++i) into[i] *= by;
+}
+
 }  // namespace
 
 extern const Kernels kKernels;
@@ -158,6 +170,8 @@ const Kernels kKernels = {
     .to_f32 = to_f32,
     .from_f32 = from_f32,
     .combine = combine,
+    .weigh = weigh,
+    .scale = scale,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,

@@ -47,7 +47,7 @@ struct Layout {
   uint8_t vectors = 0;      // state arrays with one number per weight
   uint8_t row_scalars = 0;  // state numbers per row
   bool counts = false;      // prepare() depends on the count of updates
-  bool any_dtype = false;   // also for float64 and int64
+  bool any_dtype = false;   // also for float64 and int64; pushes of several workers are combined, of others the mean
   Combine combine = Combine::kAdd;
   uint8_t hypers = 0;  // how many numbers of Hyper it reads
 };

@@ -16,10 +16,16 @@
 
 namespace windlass {
 
+class Connection;
+
+// Sends a frame without waiting for the client.
+void post_to(Connection& connection, const std::byte* frame, size_t bytes);
+
 class Answers {
  public:
-  Answers(Channel& to, const wire::Header& request, Buffer* buffer)
-      : to_(to), header_(header_for(request)), buffer_(buffer) {}
+  // posts: where it is another client's thread that answers, which must not wait for this one.
+  Answers(Channel& to, const wire::Header& request, Buffer* buffer, Connection* posts = nullptr)
+      : to_(to), posts_(posts), header_(header_for(request)), buffer_(buffer) {}
 
   static wire::Header header_for(const wire::Header& request) {
     wire::Header header;
@@ -85,7 +91,8 @@ class Answers {
   void flush() {
     end_frame();
     if (begin_ == 0) return;
-    to_.send(buffer_->data(), begin_);
+    posts_ != nullptr ? post_to(*posts_, buffer_->data(), begin_)
+                      : static_cast<void>(to_.send(buffer_->data(), begin_));
     begin_ = 0;
     used_ = kSection;
   }
@@ -103,6 +110,7 @@ class Answers {
   }
 
   Channel& to_;
+  Connection* const posts_;
   wire::Header header_;
   Buffer* const buffer_;
   size_t begin_ = 0;        // of the frame

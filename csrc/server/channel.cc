@@ -26,7 +26,42 @@ bool Channel::send(const std::byte* frame, size_t bytes) {
   return send_locked(frame, bytes);
 }
 
+bool Channel::send_now(const std::byte* frame, size_t bytes) {
+  std::unique_lock lock(sending_, std::try_to_lock);
+  std::unique_lock later(later_mutex_);
+  if (!lock.owns_lock() || !rest_.empty() || !later_.empty()) {
+    later_.insert(later_.end(), frame, frame + bytes);
+    return false;
+  }
+  later.unlock();
+  while (bytes != 0) {
+    const os::Piece piece{const_cast<std::byte*>(frame), bytes};
+    const long n = os::send_pieces(fd_, &piece, 1, false);
+    if (n <= 0) break;
+    sent_bytes_.fetch_add(n, std::memory_order_relaxed);
+    bytes_out_.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    frame += n;
+    bytes -= static_cast<size_t>(n);
+  }
+  rest_.assign(frame, frame + bytes);
+  return bytes == 0;
+}
+
+void Channel::flush() {
+  std::lock_guard lock(sending_);
+  std::vector<std::byte> later;
+  {
+    std::lock_guard more(later_mutex_);
+    later.swap(later_);
+  }
+  send_locked(later.data(), later.size());
+}
+
 bool Channel::send_locked(const std::byte* frame, size_t bytes) {
+  if (!rest_.empty()) {
+    const std::vector<std::byte> rest = std::exchange(rest_, {});
+    send_locked(rest.data(), rest.size());
+  }
   while (bytes != 0 && !broken_) {
     const os::Piece piece{const_cast<std::byte*>(frame), bytes};
     const long n = os::send_pieces(fd_, &piece, 1, true);

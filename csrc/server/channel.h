@@ -70,6 +70,10 @@ class Channel {
 
   // A whole frame; false when the peer is gone or does not read.
   bool send(const std::byte* frame, size_t bytes);
+  // The same without waiting for the peer: what the socket does not take is kept, and sent before anything else is.
+  // False when somebody must see to that, by flush().
+  bool send_now(const std::byte* frame, size_t bytes);
+  void flush();  // waits for the peer
   // The same in pieces, of memory that is only lent: it is given back before anything waits for the peer. What the
   // socket does not take at once is copied to `spare`.
   template <class GiveBack>
@@ -97,12 +101,16 @@ class Channel {
   std::atomic<uint64_t> requests_{0}, bytes_in_{0}, bytes_out_{0};
 
   std::mutex sending_;
+  std::vector<std::byte> rest_;   // of a frame that is half out; with sending_
+  std::mutex later_mutex_;        // of what follows, after sending_
+  std::vector<std::byte> later_;  // frames that wait for somebody to send them
   std::atomic<bool> broken_{false};
 };
 
 template <class GiveBack>
 bool Channel::send_lent(std::vector<os::Piece>* pieces, Buffer* spare, GiveBack give_back) {
   std::unique_lock lock(sending_, std::try_to_lock);
+  if (lock.owns_lock() && !rest_.empty()) lock.unlock();
   size_t left = 0, at = 0;
   for (const os::Piece& p : *pieces) left += p.bytes;
   while (lock.owns_lock() && left != 0) {

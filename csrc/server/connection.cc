@@ -51,26 +51,43 @@ void Connection::run() {
   if (guest_ != nullptr) host_.leave(guest_);
 }
 
-void Connection::parked_at(uint64_t request, const std::shared_ptr<Hosted>& object, uint32_t shard) {
-  std::lock_guard lock(parked_mutex_);
-  parked_.push_back(request);
-  const std::pair<std::shared_ptr<Hosted>, uint32_t> at(object, shard);
-  if (std::find(parked_at_.begin(), parked_at_.end(), at) == parked_at_.end()) parked_at_.push_back(at);
+void post_to(Connection& connection, const std::byte* frame, size_t bytes) { connection.post(frame, bytes); }
+
+void Connection::post(const std::byte* frame, size_t bytes) {
+  if (channel_.send_now(frame, bytes) || unflushed_.fetch_add(1, std::memory_order_acq_rel) != 0) return;
+  host_.run_beside([self = shared_from_this()] {
+    uint32_t seen = 0;
+    do {
+      seen = self->unflushed_.load(std::memory_order_acquire);
+      self->channel_.flush();
+    } while (!self->unflushed_.compare_exchange_strong(seen, 0, std::memory_order_acq_rel));
+  });
 }
 
-void Connection::parked_no_more(uint64_t request) {
+void Connection::parked_at(const ParkedOrder* order, uint32_t shard) {
   std::lock_guard lock(parked_mutex_);
-  if (const auto it = std::find(parked_.begin(), parked_.end(), request); it != parked_.end()) parked_.erase(it);
+  Held& held = parked_[order->request()];
+  if (held.parts++ == 0) {
+    held.object = order->object();
+    held.shard = shard;
+  }
+  parked_at_.try_emplace({order->object().get(), shard}, order->object());
+}
+
+void Connection::parked_no_more(const ParkedOrder* order) {
+  std::lock_guard lock(parked_mutex_);
+  const auto it = parked_.find(order->request());
+  if (it != parked_.end() && --it->second.parts == 0) parked_.erase(it);
 }
 
 void Connection::forget_parked() {
-  std::vector<std::pair<std::shared_ptr<Hosted>, uint32_t>> places;
+  decltype(parked_at_) places;
   {
     std::lock_guard lock(parked_mutex_);
     places.swap(parked_at_);
   }
-  for (const auto& [object, index] : places) {
-    Shard* const shard = object->find(index);
+  for (const auto& [at, object] : places) {
+    Shard* const shard = object->find(at.second);
     with_turn(shard->turn, [&] {
       shard->parked.drop_if([&](const Waiting& w) { return static_cast<const ParkedOrder&>(w).is_from(this); });
     });
@@ -160,6 +177,15 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
     case Op::kGoodbye: host_.goodbye(guest_); return {};
     case Op::kAsk: answers->push_back(held(body)); return {};
     case Op::kArena: return arena(body);
+    case Op::kEnter: {
+      wire::Reader reader(body);
+      const auto clock = reader.get<uint64_t>();
+      if (!reader.at_end()) return Status(Code::kProtocolError, "enter: malformed");
+      Standing standing;
+      WL_RETURN_IF_ERROR(host_.enter(*guest_, clock, &standing));
+      answers->push_back(encode(standing));
+      return {};
+    }
     case Op::kOpen: {
       wire::Reader reader(body);
       ObjectSpec spec;
@@ -226,13 +252,32 @@ Status Connection::arena(const std::string& body) {
   return guest_->arenas.add(id, bytes, file, host_.arena_bytes_max());
 }
 
+// Which of the requests are here and wait, and for whom: per request its number, a rank (or kOutsider) and its clock.
 std::string Connection::held(const std::string& asked) {
   wire::Reader reader(asked);
   wire::Writer writer;
-  std::lock_guard lock(parked_mutex_);
   while (reader.left() >= sizeof(uint64_t)) {
     const auto id = reader.get<uint64_t>();
-    if (std::find(parked_.begin(), parked_.end(), id) != parked_.end()) writer.put(id);
+    Held held;
+    {
+      std::lock_guard lock(parked_mutex_);
+      const auto it = parked_.find(id);
+      if (it == parked_.end()) continue;
+      held = it->second;
+    }
+    View::Worker blocker{Gate::kOutsider, 0};
+    Shard* const shard = held.object->find(held.shard);
+    with_turn(shard->turn, [&] {
+      shard->parked.each([&](const Waiting& w) {
+        const auto& order = static_cast<const ParkedOrder&>(w);
+        if (order.request() == id && order.is_from(this) && order.gated() && shard->gate != nullptr)
+          blocker = shard->gate->blocker(order.order().rank, order.asked(), os::now_ns());
+      });
+    });
+    writer.put(id);
+    writer.put(blocker.clock);
+    writer.put(blocker.rank);
+    writer.put(uint32_t{0});
   }
   return writer.take();
 }

@@ -8,9 +8,11 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,8 @@
 #include "wire/frame.h"
 
 namespace windlass {
+
+class ParkedOrder;
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -34,13 +38,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Host& host() { return host_; }
   Channel& channel() { return channel_; }
+  // Sends a frame without waiting for the client: what its socket does not take at once is sent by a thread that ends
+  // when it has.
+  void post(const std::byte* frame, size_t bytes);
   // Whether the frame is a request about shards, of the session that said hello.
   bool expects(const wire::Header& header) const;
   const std::shared_ptr<Guest>& guest() const { return guest_; }  // once it has said hello
 
   // A part of the request waits in this shard; and does not wait any more.
-  void parked_at(uint64_t request, const std::shared_ptr<Hosted>& object, uint32_t shard);
-  void parked_no_more(uint64_t request);
+  void parked_at(const ParkedOrder* order, uint32_t shard);
+  void parked_no_more(const ParkedOrder* order);
 
  private:
   Status serve();
@@ -59,9 +66,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::atomic<uint32_t> ended_{0};
   std::shared_ptr<Guest> guest_;
 
+  std::atomic<uint32_t> unflushed_{0};  // frames that a thread is seeing to
+
   std::mutex parked_mutex_;
-  std::vector<uint64_t> parked_;                                         // requests with a part that is parked
-  std::vector<std::pair<std::shared_ptr<Hosted>, uint32_t>> parked_at_;  // and where
+  struct Held {
+    uint32_t parts = 0;  // that are parked
+    std::shared_ptr<Hosted> object;
+    uint32_t shard = 0;  // of one of them
+  };
+  std::unordered_map<uint64_t, Held> parked_;                                  // by request
+  std::map<std::pair<Hosted*, uint32_t>, std::shared_ptr<Hosted>> parked_at_;  // where any was ever parked
 };
 
 }  // namespace windlass

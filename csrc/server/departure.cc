@@ -6,6 +6,7 @@
 #include "base/breaks.h"
 #include "base/crc32c.h"
 #include "server/parked_order.h"
+#include "server/request.h"
 
 namespace windlass {
 
@@ -209,14 +210,10 @@ void Departure::write_records() {
   });
 }
 
-void Departure::answer(std::vector<std::unique_ptr<ParkedOrder>>* parked) {
-  for (const auto& order : *parked) order->answer();
-}
-
 Status Departure::commit() {
   if (over_ || phase_ != kOver) return Status(Code::kInternal, "move: commit before the end");
   over_ = true;
-  std::vector<std::unique_ptr<ParkedOrder>> parked;
+  Freed parked;
   with_turn(shard_.turn, [&] {
     shard_.home.state = Residence::kElsewhere;
     shard_.home.server = server_;
@@ -224,30 +221,26 @@ Status Departure::commit() {
     shard_.records.clear();
     if (object_->table() != nullptr) rows().changes.reset();
     while (std::unique_ptr<Waiting> waiting = shard_.parked.take_if([](const Waiting&) { return true; })) {
-      parked.emplace_back(static_cast<ParkedOrder*>(waiting.release()));
-      parked.back()->run(shard_);
+      (void)waiting->run(shard_);
+      parked.push_back(std::move(waiting));
     }
   });
   object_->give_memory(index_);
   with_turn(shard_.turn, [&] { shard_.home.leaving = false; });
-  answer(&parked);
+  answer_all(&parked);
   return {};
 }
 
 void Departure::abort() {
   if (std::exchange(over_, true)) return;
-  std::vector<std::unique_ptr<ParkedOrder>> parked;
+  Freed parked;
   with_turn(shard_.turn, [&] {
     shard_.home.leaving = false;
     shard_.home.state = Residence::kHere;
     if (object_->table() != nullptr) rows().changes.reset();
-    const auto ready = [&](const Waiting& w) { return static_cast<const ParkedOrder&>(w).ready(shard_); };
-    while (std::unique_ptr<Waiting> waiting = shard_.parked.take_if(ready)) {
-      parked.emplace_back(static_cast<ParkedOrder*>(waiting.release()));
-      parked.back()->run(shard_);
-    }
+    shard_.parked.free(shard_, &parked);
   });
-  answer(&parked);
+  answer_all(&parked);
 }
 
 }  // namespace windlass

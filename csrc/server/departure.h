@@ -24,8 +24,6 @@
 
 namespace windlass {
 
-class ParkedOrder;
-
 class Departure {
  public:
   // *out stays null when the shard has left for that server under that term already: there is nothing to do.
@@ -62,7 +60,6 @@ class Departure {
   void freeze();
   void write_records();
   void give(Chunk::Kind kind, uint32_t items, const void* body, size_t bytes);
-  void answer(std::vector<std::unique_ptr<ParkedOrder>>* parked);
 
   const std::shared_ptr<Hosted> object_;
   const uint32_t index_, server_, term_;

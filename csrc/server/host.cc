@@ -4,11 +4,13 @@
 #include <thread>
 
 #include "server/connection.h"
+#include "server/parked_order.h"
+#include "server/request.h"
 
 namespace windlass {
 
-Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max)
-    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max) {}
+Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max, uint64_t staging_bytes_max)
+    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max), room_(staging_bytes_max) {}
 
 Host::~Host() { (void)close(limits::kNoDeadline); }
 
@@ -71,7 +73,10 @@ size_t Host::guests() {
 Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                      uint64_t incarnation, std::shared_ptr<Guest>* out) {
   std::shared_ptr<Connection> old;
-  WL_RETURN_IF_ERROR(welcome_locked(connection, hello, key, incarnation, out, &old));
+  std::shared_ptr<Crowd> changed;
+  const Status welcomed = welcome_locked(connection, hello, key, incarnation, out, &old, &changed);
+  if (changed != nullptr) tell_gates(changed);
+  WL_RETURN_IF_ERROR(welcomed);
   // What the old one has begun may write into the client's memory: it ends before the client may send anything again.
   if (old == nullptr || (*out)->arenas.empty() || old->wait_ended(os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
     return {};
@@ -81,9 +86,14 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
 }
 
 Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                            uint64_t incarnation, std::shared_ptr<Guest>* out, std::shared_ptr<Connection>* old) {
+                            uint64_t incarnation, std::shared_ptr<Guest>* out, std::shared_ptr<Connection>* old,
+                            std::shared_ptr<Crowd>* changed) {
   if (hello.cluster != cluster_.load(std::memory_order_relaxed)) {
     return Status(Code::kAccessDenied, "hello: this server is of another cluster than the client, or of none");
+  }
+  if (hello.cluster == 0 && hello.world_size > limits::kGuestsMax) {
+    return Status(Code::kInvalidArgument, "hello: world_size " + std::to_string(hello.world_size) + ", at most " +
+                                              std::to_string(limits::kGuestsMax) + " without a scheduler");
   }
   std::lock_guard lock(mutex_);
   const auto known = guests_.find(key);
@@ -117,6 +127,10 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     auto app = std::find(apps_.begin(), apps_.end(), hello.app);
     if (app == apps_.end()) app = apps_.insert(app, hello.app);
     made->app = static_cast<uint32_t>(app - apps_.begin()) + 1;
+    made->crowd = crowd_locked(hello.app);
+    made->rank = hello.reads() ? Gate::kOutsider : hello.rank;
+    // Where there is no scheduler, clients say themselves how many they are.
+    if (!hello.reads() && hello.cluster == 0 && made->crowd->assume(hello.world_size)) *changed = made->crowd;
     guest = std::move(made);
   }
   if (guest->incarnation != incarnation || guest->over || apps_[guest->app - 1] != hello.app) {
@@ -154,7 +168,132 @@ void Host::forget_one() {
   guests_.erase(oldest);
 }
 
+std::shared_ptr<Crowd> Host::crowd_locked(const std::string& app) {
+  std::shared_ptr<Crowd>& crowd = crowds_[app];
+  if (crowd == nullptr) crowd = std::make_shared<Crowd>(app);
+  return crowd;
+}
+
+// Everybody who is waited for, to every gate of the app; who need not wait any more goes on.
+void Host::tell_gates(const std::shared_ptr<Crowd>& crowd) {
+  std::vector<std::shared_ptr<Hosted>> objects;
+  {
+    std::shared_lock lock(objects_mutex_);
+    objects = objects_;
+  }
+  Freed freed;
+  for (const auto& object : objects) {
+    if (object == nullptr || object->crowd() != crowd || !object->spec().sync().gated()) continue;
+    const View view = crowd->view(object->map().object);
+    for (uint32_t i = 0; i < object->shards(); ++i) {
+      Shard* const shard = object->find(i);
+      if (shard == nullptr) continue;
+      with_turn(shard->turn, [&] {
+        object->set_view(*shard, i, view);
+        if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
+      });
+    }
+  }
+  answer_all(&freed);
+}
+
+void Host::set_view(const std::string& app, uint64_t number, const std::vector<Crowd::Member>& workers,
+                    const std::vector<uint32_t>& waited) {
+  std::shared_ptr<Crowd> crowd;
+  {
+    std::lock_guard lock(mutex_);
+    crowd = crowd_locked(app);
+  }
+  if (crowd->set_view(number, workers, waited)) tell_gates(crowd);
+}
+
+void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) {
+  if (guest.rank == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock, open)) return;
+  std::vector<std::shared_ptr<Hosted>> objects;
+  {
+    std::shared_lock lock(objects_mutex_);
+    objects = objects_;
+  }
+  // Objects that this worker does not know are closed all the same.
+  const bool others = std::any_of(objects.begin(), objects.end(), [&](const auto& object) {
+    return object != nullptr && object->crowd() == guest.crowd && object->spec().sync().gated() &&
+           !std::binary_search(open.begin(), open.end(), object->map().object);
+  });
+  if (others) tell_gates(guest.crowd);
+}
+
+Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
+  if (guest.rank == Gate::kOutsider) return Status(Code::kInvalidArgument, "enter: a reader has no clock");
+  if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) tell_gates(guest.crowd);
+  standing->waited = guest.crowd->waits_for(guest.rank);
+  const auto visit = [&](const Gate& gate) {
+    standing->own = std::min(standing->own, gate.clock_of(guest.rank));
+    standing->lowest = std::min(standing->lowest, gate.lowest());
+    standing->highest = std::max(standing->highest, gate.highest());
+  };
+  guest.crowd->visit_pace(visit);
+  std::vector<std::shared_ptr<Hosted>> objects;
+  {
+    std::shared_lock lock(objects_mutex_);
+    objects = objects_;
+  }
+  for (const auto& object : objects) {
+    if (object == nullptr || object->crowd() != guest.crowd || !object->spec().sync().gated()) continue;
+    standing->rounds = standing->rounds || object->spec().sync().rounds();
+    for (uint32_t i = 0; i < object->shards(); ++i) {
+      Shard* const shard = object->find(i);
+      if (shard == nullptr) continue;
+      with_turn(shard->turn, [&] {
+        if (shard->home.state == Residence::kHere || shard->home.state == Residence::kFrozen) visit(*shard->gate);
+      });
+    }
+  }
+  return {};
+}
+
+std::vector<std::pair<std::string, SyncStats>> Host::sync_stats() {
+  std::vector<std::pair<std::string, SyncStats>> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [app, crowd] : crowds_) all.emplace_back(app, crowd->stats());
+  return all;
+}
+
+std::vector<std::string> Host::overdue(int64_t ns) {
+  std::vector<std::shared_ptr<Hosted>> objects;
+  {
+    std::shared_lock lock(objects_mutex_);
+    objects = objects_;
+  }
+  std::lock_guard lock(overdue_mutex_);
+  const int64_t now = os::now_ns();
+  std::vector<std::string> lines;
+  for (const auto& object : objects) {
+    if (object == nullptr || !object->spec().sync().gated()) continue;
+    const std::string& app = object->crowd()->app();
+    for (uint32_t i = 0; i < object->shards(); ++i) {
+      Shard* const shard = object->find(i);
+      if (shard == nullptr) continue;
+      with_turn(shard->turn, [&] {
+        shard->parked.each([&](const Waiting& w) {
+          const auto& order = static_cast<const ParkedOrder&>(w);
+          if (!order.gated() || now - order.since_ns() < ns) return;
+          int64_t& told = told_[{app, order.order().rank}];
+          if (now - told < ns) return;
+          told = now;
+          const View::Worker who = shard->gate->blocker(order.order().rank, order.asked(), now);
+          lines.push_back("app '" + app + "': rank " + std::to_string(order.order().rank) + " has waited for " +
+                          std::to_string((now - order.since_ns()) / 1'000'000'000) + " s at '" +
+                          object->spec().own_name() + "', at clock " + std::to_string(order.asked()) + ", " +
+                          waits_for(who));
+        });
+      });
+    }
+  }
+  return lines;
+}
+
 void Host::goodbye(const std::shared_ptr<Guest>& guest) {
+  if (guest->rank != Gate::kOutsider && guest->crowd->left(guest->rank)) tell_gates(guest->crowd);
   std::lock_guard lock(mutex_);
   guest->over = true;
   for (const auto& lane : guest->lanes) {
@@ -243,7 +382,12 @@ Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::s
     return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
                                            "' here, not '" + spec.name + "', or is placed otherwise");
   }
-  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &pools_of(spec), out));
+  Company company{nullptr, &room_};
+  {
+    std::lock_guard lock(mutex_);
+    company.crowd = crowd_locked(spec.app());
+  }
+  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &pools_of(spec), company, out));
   std::unique_lock objects(objects_mutex_);
   if (objects_.size() <= map.object) objects_.resize(map.object + 1);
   objects_[map.object] = *out;

@@ -13,6 +13,8 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/os.h"
@@ -33,6 +35,10 @@ struct Guest {
   uint64_t incarnation = 0;  // what its frames carry
   uint32_t number = 0;       // under which shards keep its records
   uint32_t app = 0;
+  uint32_t rank = Gate::kOutsider;  // unless it is a reader
+  std::shared_ptr<Crowd> crowd;     // of its app
+
+  uint32_t rank_in(const Crowd& of) const { return &of == crowd.get() ? rank : Gate::kOutsider; }
   std::weak_ptr<Connection> lanes[limits::kLanes];
   uint32_t connections = 0;
   int64_t left_ns = 0;  // when its last connection ended
@@ -42,8 +48,10 @@ struct Guest {
 
 class Host {
  public:
-  // arena_bytes_max: what one session may share.
-  Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max = ~uint64_t{0});
+  // arena_bytes_max: what one session may share. staging_bytes_max: for pushes that came over sockets and wait for
+  // their update.
+  Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max = ~uint64_t{0},
+       uint64_t staging_bytes_max = limits::kRoundsBytesMax);
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
   ~Host();
@@ -55,6 +63,14 @@ class Host {
 
   // Which cluster this server belongs to: clients of another are refused. 0, until it is set: of none.
   void set_cluster(uint64_t cluster) { cluster_.store(cluster, std::memory_order_relaxed); }
+
+  // Who trains together in an app, and whose place is kept for somebody else.
+  void set_view(const std::string& app, uint64_t number, const std::vector<Crowd::Member>& workers,
+                const std::vector<uint32_t>& waited);
+  std::vector<std::pair<std::string, SyncStats>> sync_stats();
+  // A line for everybody who has waited at a gate for so long since it was last said.
+  std::vector<std::string> overdue(int64_t ns);
+  uint64_t rounds_bytes() const { return room_.used(); }
 
   // What the tables of an app may take here, from now on; the first word counts. Before any of them is made.
   void set_quota(const std::string& app, uint64_t table_bytes_max);
@@ -72,6 +88,23 @@ class Host {
   Status receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
 
   // For connections.
+  // In a thread of its own, which close() waits for.
+  template <class F>
+  void run_beside(F f) {
+    running_.fetch_add(1, std::memory_order_relaxed);
+    std::thread([this, f = std::move(f)]() mutable {
+      f();
+      {
+        const F gone = std::move(f);
+      }  // what it held goes before close() may return
+      std::lock_guard lock(mutex_);
+      running_.fetch_sub(1, std::memory_order_release);
+      os::wake_all(running_);
+    }).detach();
+  }
+  void tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open);
+  // A worker begins at a clock; Gate::kNone: it only asks.
+  Status enter(const Guest& guest, uint64_t clock, Standing* standing);
   Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                  uint64_t incarnation, std::shared_ptr<Guest>* guest);
   void goodbye(const std::shared_ptr<Guest>& guest);
@@ -99,9 +132,12 @@ class Host {
  private:
   void ended(Connection* connection);
   Status welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                        uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old);
+                        uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old,
+                        std::shared_ptr<Crowd>* changed);
   void forget_one();
   bool unused();
+  std::shared_ptr<Crowd> crowd_locked(const std::string& app);
+  void tell_gates(const std::shared_ptr<Crowd>& crowd);
   TablePools& pools_of(const ObjectSpec& spec);
   Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
 
@@ -111,6 +147,9 @@ class Host {
   std::atomic<uint64_t> cluster_{0};
   Server server_;
   Budget parked_{limits::kParkedBytesMax};
+  Room room_;  // for pushes that wait for their update
+  std::mutex overdue_mutex_;
+  std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when somebody's wait was last spoken of
 
   std::mutex mutex_;  // of what follows
   Catalogue catalogue_;
@@ -119,6 +158,7 @@ class Host {
   std::vector<uint32_t> free_numbers_;
   uint32_t numbers_ = 0;
   std::vector<std::string> apps_;
+  std::map<std::string, std::shared_ptr<Crowd>> crowds_;
   std::map<Connection*, std::shared_ptr<Connection>> connections_;
   bool closed_ = false;
 

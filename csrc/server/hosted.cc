@@ -83,10 +83,10 @@ bool brings_numbers(const Order& o) {
 }  // namespace
 
 Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server, TablePools* pools,
-                    std::shared_ptr<Hosted>* out) {
+                    const Company& company, std::shared_ptr<Hosted>* out) {
   uint32_t shards = 0;
   WL_RETURN_IF_ERROR(spec.shards(&shards));
-  std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget()));
+  std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
   if (spec.is_table) {
     std::unique_ptr<Table> table;
@@ -107,6 +107,7 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
       made->add_place(std::move(tensor));
     }
     if (!here && !spec.is_table) continue;
+    made->add_gate(*made->find(shard));
     Residence& home = made->find(shard)->home;
     home.state = here ? Residence::kHere : Residence::kElsewhere;
     home.server = owned.server;
@@ -144,6 +145,7 @@ Shard& Hosted::make_place(uint32_t shard) {
   place.home.state = Residence::kElsewhere;
   place.home.server = owned.server;
   place.home.term = owned.term;
+  add_gate(place);
   add_place(std::move(tensor));
   return place;
 }
@@ -228,6 +230,7 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   const Cut& cut = tensor_->cut();
   const TensorSpec& spec = spec_.tensor;
   if (o.op() == Op::kFingerprint) return {};
+  if (o.op() == Op::kClose) return {};
   if (o.op() != Op::kPull && o.op() != Op::kPush && o.op() != Op::kPushPull) {
     return refused(Code::kInvalidArgument, std::string("a tensor has no ") + name_of(o.op()));
   }
@@ -299,7 +302,7 @@ bool Hosted::finite(const Order& o, uint64_t elements) const {
 
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
-  if (o.op() == Op::kFingerprint || o.op() == Op::kRows) return {};
+  if (o.op() == Op::kFingerprint || o.op() == Op::kRows || o.op() == Op::kClose) return {};
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
   if (o.op() == Op::kScan) {
@@ -368,49 +371,166 @@ bool Hosted::finite_rows(const Order& o) const {
   return true;
 }
 
-bool Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* out, Reply* reply) {
+void Hosted::add_gate(Shard& shard) {
+  if (!spec_.sync().gated()) return;
+  shard.gate = std::make_unique<Gate>(spec_.sync());
+  shard.gate->set_view(company_.crowd->view(map_.object), os::now_ns());
+}
+
+void Hosted::set_view(Shard& shard, uint32_t index, const View& view) {
+  if (shard.gate == nullptr) return;
+  shard.gate->set_view(view, os::now_ns());
+  if (spec_.sync().rounds()) make_updates(shard, target(index));
+  company_.room->changed();
+}
+
+// The clock at which an order looks at the weights; 0 for who never waits.
+static uint64_t clock_asked(const Order& o, const Sync& sync) {
+  if (o.op() == Op::kPull) return o.part.clock;
+  const bool waits = o.op() == Op::kPushPull || (sync.rounds() && o.op() == Op::kPush);
+  return waits && (o.part.flags & wire::kEmpty) == 0 ? o.part.clock + 1 : 0;
+}
+
+// With the turn: the order closes its iteration here, or says that it has closed those before.
+void Hosted::close(const Order& o, Shard& shard, bool refused) {
+  Gate& gate = *shard.gate;
+  const int64_t now = os::now_ns();
+  bool moved = false;
+  if ((o.part.flags & wire::kCloses) != 0) {
+    const double weight = refused ? o.object_weight - o.weight : o.object_weight;
+    moved = gate.close(o.rank, o.op() == Op::kClose ? o.part.clock : o.part.clock + 1, weight, now);
+  } else if (!gate.sync().rounds()) {
+    moved = gate.close(o.rank, o.part.clock, 0, now);
+  }
+  if (!moved || !gate.sync().rounds()) return;
+  if (shard.staged != nullptr) static_cast<Rounds&>(*shard.staged).fold(gate, target(o.part.shard));
+  make_updates(shard, target(o.part.shard));
+  company_.room->changed();
+}
+
+// Under BSP a push waits for its update. False: there is no room for it.
+bool Hosted::contribute(const Order& o, Shard& shard, Stage stage) {
+  const Gate& gate = *shard.gate;
+  Rounds::Push push;
+  push.rank = o.rank;
+  push.iteration = o.part.clock;
+  push.weight = o.weight;
+  push.hyper = o.hyper;
+  push.dtype = dtype_in(o);
+  push.numbers = o.numbers;
+  const bool next = Rounds::is_next(o.rank, push.iteration, gate);
+  const uint64_t bytes = o.part.numbers_bytes;
+  if (o.lying != nullptr) {
+    push.memory = std::make_shared<Lying>(*o.lying);
+  } else if (push.iteration >= gate.made() && !(next && (o.part.flags & wire::kCloses) != 0)) {
+    Room* const room = company_.room;
+    if (!room->charge(bytes)) {
+      if (!next && stage == kFresh) return false;
+      room->force(bytes);
+    }
+    auto* const copy = new std::byte[bytes + 1];
+    std::memcpy(copy, o.numbers, bytes);
+    push.numbers = copy;
+    push.charged = true;
+    push.memory = std::shared_ptr<const void>(copy, [room, bytes](const void* p) {
+      delete[] static_cast<const std::byte*>(p);
+      room->refund(bytes);
+    });
+  }
+  if (table_ != nullptr) {
+    push.keyed = keys_of(o);
+  } else {
+    push.spans = spans_of(o, tensor_->cut());
+  }
+  if (shard.staged == nullptr) shard.staged = std::make_unique<Rounds>();
+  if (!static_cast<Rounds&>(*shard.staged).add(std::move(push), gate)) company_.crowd->count_late();
+  return true;
+}
+
+// An order that is numbered and whose turn has come.
+Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply,
+                 Stage stage) {
+  Gate* const gate = shard.gate.get();
+  const bool rounds = gate != nullptr && gate->sync().rounds() && brings_numbers(o);
+  if (rounds && o.rank == Gate::kOutsider && status->ok())
+    *status = refused(Code::kInvalidArgument, "under BSP only workers of app '" + spec_.app() + "' push");
+  if (rounds && status->ok() && !contribute(o, shard, stage)) return Ran::kFull;
+  record.sequence = o.part.sequence;  // a refusal uses it up, too
+  record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
+  bool waits = false;
+  if (!rounds && status->ok()) {
+    // Who will wait at the gate looks at the weights when it is open.
+    const uint64_t asked = gate != nullptr ? clock_asked(o, gate->sync()) : 0;
+    waits = asked != 0 && !gate->opens(o.rank, asked, os::now_ns());
+    *status = apply(o, waits ? nullptr : out, reply);
+    if (status->ok()) ++shard.version;
+  }
+  if (gate != nullptr) close(o, shard, !status->ok());
+  if (!used()) used_.store(true, std::memory_order_relaxed);
+  if (!status->ok() || o.op() == Op::kErase) record.keep(o.part.sequence, *status, reply->part.value);
+  return waits ? Ran::kGated : Ran::kDone;
+}
+
+Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* out, Reply* reply, Stage stage) {
   if (!lets_in(o, shard)) [[unlikely]] {
-    if (shard.home.state == Residence::kFrozen) return false;
+    if (shard.home.state == Residence::kFrozen) return Ran::kEarly;
     turn_away(o, shard.home, reply);
-    return true;
+    return Ran::kDone;
   }
   Record& record = shard.records.of(o.session, o.header.session);
+  Gate* const gate = shard.gate.get();
   Status status = checked;
+  bool has_read = false;
   if (!o.pushes()) {
-    if (o.part.sequence > record.sequence) return false;
-    if (status.ok()) status = read(o, out, reply);
+    if (o.part.sequence > record.sequence) return Ran::kEarly;
+    if (o.op() == Op::kClose && status.ok() && gate != nullptr) close(o, shard, false);
   } else {
-    Admission admission = record.admit(o.part.sequence);
-    if (admission != Admission::kApply && broken(Break::kSequence)) admission = Admission::kApply;
+    Admission admission = stage == kTaken ? Admission::kRepeat : record.admit(o.part.sequence);
+    if (admission != Admission::kApply && stage != kTaken && broken(Break::kSequence)) admission = Admission::kApply;
     switch (admission) {
-      case Admission::kGap: return false;
+      case Admission::kGap: return Ran::kEarly;
       case Admission::kRepeat:
         record.close(o.part.clock);
         if (const Record::Kept* kept = record.find(o.part.sequence); kept != nullptr) {
           status = kept->status;
           reply->part.value = kept->value;
-        } else if (status.ok() && o.op() == Op::kPushPull) {
-          status = read(o, out, reply);
         }
         break;
-      case Admission::kApply:
-        record.sequence = o.part.sequence;  // a refusal uses it up, too
-        record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
-        if (status.ok()) status = apply(o, out, reply);
-        if (status.ok()) ++shard.version;
-        if (!used()) used_.store(true, std::memory_order_relaxed);
-        if (!status.ok() || o.op() == Op::kErase) record.keep(o.part.sequence, status, reply->part.value);
+      case Admission::kApply: {
+        const Ran ran = push(o, shard, record, &status, out, reply, stage);
+        if (ran != Ran::kDone) return ran;
+        has_read = gate == nullptr || !gate->sync().rounds();
         break;
+      }
     }
   }
+  if (gate != nullptr && status.ok()) {
+    const uint64_t asked = clock_asked(o, gate->sync());
+    if (asked != 0 && !gate->opens(o.rank, asked, os::now_ns())) return Ran::kGated;
+    if (gate->sync().rounds() && o.pushes() && shard.staged != nullptr)
+      status = static_cast<Rounds&>(*shard.staged).error(o.part.clock);
+  }
+  if (status.ok() && !has_read && (!o.pushes() || o.op() == Op::kPushPull) && o.op() != Op::kClose)
+    status = read(o, out, reply);
   reply->part.sequence = record.sequence;
-  reply->part.clock = record.clock;
+  reply->part.clock = seen(o, shard);
   if (!status.ok()) {
     reply->refuse(status);
   } else if (wants_numbers(o.op()) || o.op() == Op::kPush) {
     reply->part.value = shard.version + 1;
   }
-  return true;
+  return Ran::kDone;
+}
+
+// The clock up to which everybody's pushes are in what the order saw, its own worker's clock where there is nobody
+// else.
+uint64_t Hosted::seen(const Order& o, const Shard& shard) const {
+  const uint64_t asked = o.op() == Op::kPushPull ? o.part.clock + 1 : o.part.clock;
+  if (!wants_numbers(o.op()) || o.rank == Gate::kOutsider || company_.crowd->alone()) return asked;
+  const uint64_t others = shard.gate != nullptr ? shard.gate->seen(o.rank) : company_.crowd->slowest(o.rank);
+  const uint64_t seen = others == Gate::kNone ? asked : others;
+  company_.crowd->count_pull(asked, seen);
+  return seen;
 }
 
 const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const {
@@ -420,9 +540,10 @@ const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const 
   if (!lets_in(o, shard)) return nullptr;
   const Record& record = shard.records.of(o.session, o.header.session);
   if (o.part.sequence > record.sequence) return nullptr;
+  if (shard.gate != nullptr && !shard.gate->opens(o.rank, o.part.clock, os::now_ns())) return nullptr;
   const Cut& cut = tensor_->cut();
   reply->part.sequence = record.sequence;
-  reply->part.clock = record.clock;
+  reply->part.clock = seen(o, shard);
   reply->part.value = shard.version + 1;
   reply->numbers_bytes = (cut.end_of(o.part.shard) - cut.first_of(o.part.shard)) * size_of(spec_.tensor.dtype);
   return tensor_of(o.part.shard).weights_of(o.part.shard);

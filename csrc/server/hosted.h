@@ -19,7 +19,10 @@
 #include <vector>
 
 #include "server/arenas.h"
+#include "server/room.h"
+#include "server/rounds.h"
 #include "server/server.h"
+#include "sync/crowd.h"
 #include "transport/messages.h"
 #include "wire/frame.h"
 
@@ -40,8 +43,11 @@ struct Order {
   wire::Header header;
   wire::Part part;
   Hyper hyper;
-  size_t hypers = 0;     // how many were sent
-  uint32_t session = 0;  // the number under which shards keep its records
+  size_t hypers = 0;                // how many were sent
+  uint32_t session = 0;             // the number under which shards keep its records
+  uint32_t rank = Gate::kOutsider;  // of its worker in the object's app
+  double weight = 1,
+         object_weight = 1;  // of the push, and of all of its worker's pushes to the object in the iteration
   const std::byte* items = nullptr;
   const std::byte* numbers = nullptr;
   // Where the client's own arrays are, when they are in arenas: `numbers` is then the beginning of the input.
@@ -68,11 +74,25 @@ struct Reply {
   }
 };
 
+// What became of an order.
+enum class Ran : uint8_t {
+  kDone,   // the reply says how it went
+  kEarly,  // it must wait for earlier pushes of its session, and nothing has happened
+  kGated,  // it must wait for other workers; what it pushed has been taken
+  kFull,   // there is no room for what it pushes, and nothing has happened
+};
+
+// Where an object's workers are known, and what their pushes may take.
+struct Company {
+  std::shared_ptr<Crowd> crowd;
+  Room* room = nullptr;
+};
+
 class Hosted {
  public:
   // pools: where tables take their memory from.
   static Status make(const ObjectSpec& spec, const Map& map, uint32_t index, Server& server, TablePools* pools,
-                     std::shared_ptr<Hosted>* out);
+                     const Company& company, std::shared_ptr<Hosted>* out);
 
   const ObjectSpec& spec() const { return spec_; }
   const Map& map() const { return map_; }
@@ -82,14 +102,23 @@ class Hosted {
 
   // Ok when the order fits the object; *out_bytes is what its answer needs for numbers, at most.
   Status check(const Order& order, uint64_t* out_bytes) const;
-  // `checked` is what check() said: a push that is refused uses up its sequence all the same. False: the order must
-  // wait for earlier pushes of its session, and nothing has happened.
-  bool run(const Order& order, Shard& shard, const Status& checked, std::byte* out, Reply* reply);
+  // `checked` is what check() said: a push that is refused uses up its sequence all the same.
+  enum Stage : uint8_t {
+    kFresh,
+    kParked,  // what it brings has waited already, and may take room beyond the limit
+    kTaken,   // its push has been taken: it waited at the gate
+  };
+  Ran run(const Order& order, Shard& shard, const Status& checked, std::byte* out, Reply* reply, Stage stage = kFresh);
   // With the turn: a pull of a whole shard as it is can be answered from where its weights lie. Nullptr: it is no such
   // pull, or must wait.
   const std::byte* peek(const Order& order, Shard& shard, Reply* reply) const;
   // The refusal of an order for a shard that has never been here.
   void turn_away(const Order& order, Reply* reply) const;
+
+  Room& room() const { return *company_.room; }
+  const std::shared_ptr<Crowd>& crowd() const { return company_.crowd; }
+  // With the turn: everybody who is waited for, anew.
+  void set_view(Shard& shard, uint32_t index, const View& view);
 
   // For shards that move (server/departure.h, server/arrival.h). index: of this server in the list.
   uint32_t index() const { return index_; }
@@ -107,8 +136,13 @@ class Hosted {
   std::pair<uint32_t, uint32_t> whereabouts(uint32_t shard);
 
  private:
-  Hosted(ObjectSpec spec, Map map, uint32_t index, uint32_t shards, Budget* budget)
-      : spec_(std::move(spec)), map_(std::move(map)), index_(index), shards_(shards), budget_(budget) {}
+  Hosted(ObjectSpec spec, Map map, uint32_t index, uint32_t shards, Budget* budget, Company company)
+      : spec_(std::move(spec)),
+        map_(std::move(map)),
+        index_(index),
+        shards_(shards),
+        budget_(budget),
+        company_(std::move(company)) {}
   bool inside(uint32_t shard) const { return shard >= run_.first && shard < run_.end; }
   Tensor* came(uint32_t shard) const {
     const auto* const places = places_.load(std::memory_order_acquire);
@@ -123,6 +157,12 @@ class Hosted {
   bool finite(const Order& order, uint64_t elements) const;
   bool finite_rows(const Order& order) const;
   Status refused(Code code, const std::string& why) const;
+  Target target(uint32_t shard) const { return {table_ == nullptr ? &tensor_of(shard) : nullptr, table_.get(), shard}; }
+  void add_gate(Shard& shard);
+  uint64_t seen(const Order& order, const Shard& shard) const;
+  void close(const Order& order, Shard& shard, bool refused);
+  Ran push(const Order& order, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply, Stage stage);
+  bool contribute(const Order& order, Shard& shard, Stage stage);
   Status apply(const Order& order, std::byte* out, Reply* reply);
   Status read(const Order& order, std::byte* out, Reply* reply);
 
@@ -130,6 +170,7 @@ class Hosted {
   const Map map_;  // as it was when the object was made
   const uint32_t index_, shards_;
   Budget* const budget_;
+  const Company company_;
   Run run_;
   std::atomic<bool> used_{false};
   std::shared_ptr<Tensor> tensor_;  // one of the two

@@ -46,16 +46,22 @@ void Incoming::help() {
     Answers answers(channel_, request_.header(), &t_out);
     Lent lent(channel_, request_.header(), &t_heads, &t_rest);
     Batch batch;
+    Freed freed;
     for (;;) {
-      if (!shared_ && !channel_.has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
+      if (shared_ ||
+          !channel_.has_ahead(kSection)) {  // whoever waits for the peer has no turn, and owes nobody anything
+        lent.flush();
+        answer_all(&freed);
+      }
       if (!next(&batch)) break;
       if (!shared_ && batch.n == 1 && request_.lend(batch.parts[0].part, &lent)) continue;
       lent.flush();
-      request_.serve(batch.parts, batch.n, &answers);
+      request_.serve(batch.parts, batch.n, &answers, &freed);
       if (batch.staged != 0) from_->host().release(batch.staged);
     }
     lent.flush();
     answers.flush();
+    answer_all(&freed);
     t_in.shrink(kKeptBufferBytes);
     t_out.shrink(kKeptBufferBytes);
   }

@@ -14,23 +14,28 @@ namespace windlass {
 
 class ParkedOrder final : public Waiting {
  public:
+  // ran: why it waits, kEarly or kGated. One that is gated has been taken already: what it brought need not be kept.
   static std::unique_ptr<Waiting> make(const std::shared_ptr<Connection>& from, const std::shared_ptr<Hosted>& object,
-                                       const Order& order, const Status& checked, uint64_t out_bytes) {
-    const uint64_t bytes = order.part.bytes() + sizeof(ParkedOrder);
-    if (!from->host().charge_parked(bytes)) return nullptr;
-    std::unique_ptr<ParkedOrder> made(new ParkedOrder(from, object, order, checked, out_bytes, bytes));
+                                       const Order& order, const Status& checked, uint64_t out_bytes, Ran ran,
+                                       const Shard& shard) {
+    const uint64_t bytes = (keeps_bytes(order, ran) ? order.part.bytes() : 0) + sizeof(ParkedOrder);
+    // Who is gated was let in: a client has a limited number of such requests.
+    if (ran == Ran::kEarly && !from->host().charge_parked(bytes)) return nullptr;
+    std::unique_ptr<ParkedOrder> made(new ParkedOrder(from, object, order, checked, out_bytes, bytes, ran));
     if (!made->copy_bytes()) return nullptr;
+    if (ran == Ran::kGated) made->stop_at_gate(shard);
     return made;
   }
   ~ParkedOrder() override {
-    from_->host().refund_parked(charged_);
-    from_->parked_no_more(order_.header.request);
+    if (charged_ != 0) from_->host().refund_parked(charged_);
+    from_->parked_no_more(this);
   }
 
-  // With the turn of its shard: whether what it waited for has come.
-  bool ready(Shard& shard) const { return shard.records.of(order_.session, order_.header.session).sequence >= after(); }
-  // Likewise.
-  void run(Shard& shard) {
+  bool ready(Shard& shard) override {
+    if (stage_ == Hosted::kTaken) return shard.gate == nullptr || shard.gate->opens(order_.rank, asked_, os::now_ns());
+    return shard.records.of(order_.session, order_.header.session).sequence >= after_;
+  }
+  bool run(Shard& shard) override {
     if (!order_.pushes() && os::now_ns() > deadline_ns_)
       checked_ = Status(Code::kTimeout, "came too late for its caller");
     if (checked_.ok() && out_.room(out_bytes_ + 1) == nullptr)
@@ -38,40 +43,72 @@ class ParkedOrder final : public Waiting {
           Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
     reply_.part.shard = order_.label;
     reply_.part.term = order_.part.term;
-    (void)object_->run(order_, shard, checked_, order_.lying != nullptr ? lying_.out : out_.data(), &reply_);
+    std::byte* const out = order_.lying != nullptr ? lying_.out : out_.data();
+    const Ran ran = object_->run(order_, shard, checked_, out, &reply_, stage_);
+    if (ran == Ran::kGated && stage_ != Hosted::kTaken) stop_at_gate(shard);
+    if (ran == Ran::kDone && stage_ == Hosted::kTaken) say_how_long();
+    return ran == Ran::kDone;
   }
-  // Without it.
-  void answer() {
-    Buffer buffer;
+  wire::Header frame() const {
     wire::Header frame = order_.header;
     frame.op = static_cast<uint8_t>(order_.frame_op);
-    Answers answers(from_->channel(), frame, &buffer);
-    std::byte* const to = answers.open(reply_.numbers_bytes);
+    return frame;
+  }
+  // Without the turn.
+  void add_to(Answers* answers) const {
+    std::byte* const to = answers->open(reply_.numbers_bytes);
     if (to == nullptr) return;  // it will be asked again
     if (reply_.numbers_bytes != 0) std::memcpy(to, out_.data(), reply_.numbers_bytes);
-    answers.add(reply_);
-    answers.flush();
+    answers->add(reply_);
   }
+  Connection& from() const { return *from_; }
+  uint64_t request() const { return order_.header.request; }
+  const std::shared_ptr<Hosted>& object() const { return object_; }
+  const Order& order() const { return order_; }
+  bool gated() const { return stage_ == Hosted::kTaken; }
+  uint64_t asked() const { return asked_; }
+  int64_t since_ns() const { return since_ns_; }
   bool is_from(const Connection* connection) const { return from_.get() == connection; }
 
  private:
   ParkedOrder(std::shared_ptr<Connection> from, std::shared_ptr<Hosted> object, const Order& order, Status checked,
-              uint64_t out_bytes, uint64_t charged)
-      : Waiting(order.session, order.pushes() ? order.part.sequence - 1 : order.part.sequence),
-        from_(std::move(from)),
+              uint64_t out_bytes, uint64_t bytes, Ran ran)
+      : from_(std::move(from)),
         object_(std::move(object)),
         order_(order),
         checked_(std::move(checked)),
+        after_(order.pushes() ? order.part.sequence - 1 : order.part.sequence),
         out_bytes_(out_bytes),
-        charged_(charged),
+        charged_(ran == Ran::kEarly ? bytes : 0),
+        stage_(ran == Ran::kEarly ? Hosted::kParked : Hosted::kTaken),
         lying_(order.lying != nullptr ? *order.lying : Lying()),
         deadline_ns_(order.header.deadline_ms == 0 ? limits::kNoDeadline
                                                    : os::now_ns() + int64_t{order.header.deadline_ms} * 1'000'000) {
-    from_->parked_at(order.header.request, object_, order.part.shard);
+    from_->parked_at(this, order.part.shard);
+  }
+
+  // A push that was taken is needed no more; a pull of rows still needs its keys.
+  static bool keeps_bytes(const Order& order, Ran ran) { return ran == Ran::kEarly || order.op() != wire::Op::kPush; }
+  void stop_at_gate(const Shard& shard) {
+    stage_ = Hosted::kTaken;
+    asked_ = order_.op() == wire::Op::kPull ? order_.part.clock : order_.part.clock + 1;
+    since_ns_ = os::now_ns();
+    blocker_ = shard.gate->blocker(order_.rank, asked_, since_ns_).rank;
+  }
+  // How long it waited and for whom, for its worker and for everybody.
+  void say_how_long() {
+    const int64_t ns = os::now_ns() - since_ns_;
+    object_->crowd()->count_wait(blocker_, ns);
+    if (reply_.part.status != 0) return;
+    wire::Writer writer;
+    writer.put(static_cast<uint64_t>(ns));
+    writer.put(blocker_);
+    writer.put(uint32_t{0});
+    reply_.items = writer.take();
   }
 
   bool copy_bytes() {
-    const size_t bytes = order_.part.bytes();
+    const size_t bytes = keeps_bytes(order_, gated() ? Ran::kGated : Ran::kEarly) ? order_.part.bytes() : 0;
     std::byte* const to = bytes_.room(bytes + 1);
     if (to == nullptr) return false;
     if (bytes != 0) std::memcpy(to, order_.items, bytes);
@@ -87,7 +124,12 @@ class ParkedOrder final : public Waiting {
   const std::shared_ptr<Hosted> object_;
   Order order_;
   Status checked_;
+  const uint64_t after_;  // its session's sequence at the shard
   const uint64_t out_bytes_, charged_;
+  Hosted::Stage stage_;
+  uint64_t asked_ = 0;  // at the gate: the clock, since when, and for whom
+  int64_t since_ns_ = 0;
+  uint32_t blocker_ = Gate::kOutsider;
   const Lying lying_;
   const int64_t deadline_ns_;
   Buffer bytes_, out_;  // mappings of their own: gone when this is, and an answer's only as large as what is written

@@ -15,6 +15,7 @@ using wire::Op;
 namespace {
 
 constexpr size_t kStepAtOnce = 8;
+constexpr int64_t kRoomWaitNs = 100'000'000;  // then it is seen whether the client is still there
 constexpr size_t kKeptListBytes = size_t{4} << 20;
 
 thread_local Buffer t_list;  // of the part at hand
@@ -30,7 +31,9 @@ Status Request::read_extensions(const std::byte* bytes) {
   if (crc32c(bytes, header().extension_bytes) != header().extension_crc)
     return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
   wire::Places places;
-  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header().extension_bytes, about_.hyper.v, &about_.hypers, &places));
+  double numbers[limits::kPushNumbersMax] = {};
+  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header().extension_bytes, numbers, &about_.hypers, &places));
+  about_.take_numbers(numbers);
   if (lies()) find_arrays(places, &about_);
   if (is_step()) {  // every part has places of its own; these are the sums
     about_.lying.in_bytes = places.in_bytes;
@@ -69,13 +72,8 @@ bool Request::is_large() const {
 }
 
 Order Request::order_of(const About& about, const wire::Part& part, std::byte* bytes) const {
-  Order order{about.header,
-              part,
-              about.hyper,
-              about.hypers,
-              from_->guest()->number,
-              bytes,
-              bytes + wire::padded(part.items_bytes)};
+  Order order{about.header,    part,         about.hyper,         about.hypers, from_->guest()->number,
+              Gate::kOutsider, about.weight, about.object_weight, bytes,        bytes + wire::padded(part.items_bytes)};
   order.frame_op = header().operation();
   order.label = part.shard;
   return order;
@@ -101,12 +99,16 @@ Status Request::read_item(Order* order, About* about) const {
   about->header.dtype_out = item.dtype_out;
   about->object = from_->host().find(item.object);
   about->hypers = item.hypers;
-  std::memcpy(about->hyper.v, order->items + sizeof item, item.hypers * sizeof(double));
+  double numbers[limits::kPushNumbersMax] = {};
+  std::memcpy(numbers, order->items + sizeof item, item.hypers * sizeof(double));
+  about->take_numbers(numbers);
   if (lies()) find_arrays(item.places, about);
   about->lying.streamed = about_.lying.streamed;
   order->header = about->header;
   order->hyper = about->hyper;
   order->hypers = about->hypers;
+  order->weight = about->weight;
+  order->object_weight = about->object_weight;
   order->part.shard = item.shard;
   order->part.items_bytes -= item.bytes();
   order->items += item.bytes();
@@ -135,10 +137,23 @@ Status Request::read_list(Order* order) const {
   return {};
 }
 
+// The worker has closed everything before a clock, except at shards of the objects it has open.
+Status Request::tick(const Order& order) const {
+  if (order.part.items_bytes % sizeof(uint32_t) != 0) return Status(Code::kInvalidArgument, "tick: malformed");
+  std::vector<uint32_t> open(order.part.items_bytes / sizeof(uint32_t));
+  if (!open.empty()) std::memcpy(open.data(), order.items, order.part.items_bytes);
+  std::sort(open.begin(), open.end());
+  from_->host().tick(*from_->guest(), order.part.clock, std::move(open));
+  return {};
+}
+
 bool Request::lend(const wire::Part& part, Lent* lent) const {
   if (lies() || header().operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
   Shard* const shard = about_.object != nullptr ? about_.object->find(part.shard) : nullptr;
-  return shard != nullptr && lent->add(order_of(about_, part, nullptr), *about_.object, *shard);
+  if (shard == nullptr) return false;
+  Order order = order_of(about_, part, nullptr);
+  order.rank = from_->guest()->rank_in(*about_.object->crowd());
+  return lent->add(order, *about_.object, *shard);
 }
 
 void Request::prepare(const Taken& taken, Ready* ready) const {
@@ -153,16 +168,22 @@ void Request::prepare(const Taken& taken, Ready* ready) const {
     order.numbers = about.lying.in;
     order.lying = &about.lying;
   }
+  if (wrong.ok() && order.op() == Op::kTick) {
+    ready->ticks = true;
+    return;
+  }
   if (wrong.ok() && about.object == nullptr)
     wrong = Status(Code::kNotFound, "object " + std::to_string(about.header.object) + " is not on this server");
   if (wrong.ok()) {
     ready->shard = about.object->find(order.part.shard);
     ready->absent = ready->shard == nullptr;
+    order.rank = from_->guest()->rank_in(*about.object->crowd());
+    if (order.op() == Op::kClose) std::memcpy(&order.object_weight, &order.part.value, sizeof order.object_weight);
   }
   if (wrong.ok() && !about.misplaced.ok() && !order.pushes()) wrong = about.misplaced;
 }
 
-void Request::serve(const Taken* parts, size_t n, Answers* answers) const {
+void Request::serve(const Taken* parts, size_t n, Answers* answers, Freed* freed) const {
   // Parts of a step are about one object each, none of which is in a cache: they are asked for before the first is
   // served.
   Ready ready[kStepAtOnce];
@@ -172,19 +193,24 @@ void Request::serve(const Taken* parts, size_t n, Answers* answers) const {
       prepare(parts[i + k], &ready[k]);
       if (ready[k].shard != nullptr) __builtin_prefetch(ready[k].shard, 1);
     }
-    for (size_t k = 0; k < some; ++k) serve(ready[k], answers);
+    for (size_t k = 0; k < some; ++k) serve(ready[k], answers, freed);
     t_list.shrink(kKeptListBytes);
     i += some;
     for (size_t k = 0; k < some && i < n; ++k) ready[k] = Ready();
   }
 }
 
-void Request::serve(const Ready& ready, Answers* answers) const {
+void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
   const Order& order = ready.order;
   const About& about = is_step() ? ready.own : about_;
   Reply reply;
   reply.part.shard = order.label;
   reply.part.term = order.part.term;
+  if (ready.ticks) {
+    if (const Status status = tick(order); !status.ok()) reply.refuse(status);
+    if (answers->open(0) != nullptr) answers->add(reply);
+    return;
+  }
   if (!ready.wrong.ok() || ready.absent) {
     if (answers->open(0) == nullptr) return;
     ready.absent ? about.object->turn_away(order, &reply) : reply.refuse(ready.wrong);
@@ -202,28 +228,48 @@ void Request::serve(const Ready& ready, Answers* answers) const {
   }
   if (lies()) out = about.lying.out;
   bool parked = false;
-  std::vector<std::unique_ptr<ParkedOrder>> freed;
-  with_turn(shard.turn, [&] {
-    if (!about.object->run(order, shard, checked, out, &reply)) {
-      parked = park(about, order, checked, out_bytes, shard, &reply);
-      return;
-    }
-    while (!shard.parked.empty()) {
-      const Record& record = shard.records.of(order.session, order.header.session);
-      std::unique_ptr<Waiting> waiting = shard.parked.take(order.session, record.sequence);
-      if (waiting == nullptr) break;
-      freed.emplace_back(static_cast<ParkedOrder*>(waiting.release()));
-      freed.back()->run(shard);
-    }
-  });
+  Ran ran = Ran::kDone;
+  for (;;) {
+    const uint32_t seen = about.object->room().changes();
+    with_turn(shard.turn, [&] {
+      ran = about.object->run(order, shard, checked, out, &reply);
+      if (ran == Ran::kFull) return;
+      if (ran != Ran::kDone) parked = park(about, order, checked, out_bytes, shard, ran, &reply);
+      if (!shard.parked.empty()) shard.parked.free(shard, freed);
+    });
+    if (ran != Ran::kFull) break;
+    // Its client feels that there is no room. Everybody else goes on, who was lower in rank first.
+    answers->flush();
+    if (from_->channel().broken()) return;
+    about.object->room().wait(seen, kRoomWaitNs);
+    out = lies() ? about.lying.out : answers->open(out_bytes);
+    if (out == nullptr && !lies()) return;
+  }
   if (!parked) answers->add(reply);
-  for (const auto& f : freed) f->answer();
+}
+
+void answer_all(Freed* freed) {
+  const auto of = [](const std::unique_ptr<Waiting>& w) -> const ParkedOrder& {
+    return static_cast<const ParkedOrder&>(*w);
+  };
+  const auto key = [&](const std::unique_ptr<Waiting>& w) { return std::pair(&of(w).from(), of(w).request()); };
+  std::stable_sort(freed->begin(), freed->end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  for (size_t i = 0; i < freed->size();) {
+    const ParkedOrder& first = of((*freed)[i]);
+    Buffer buffer;
+    Answers answers(first.from().channel(), first.frame(), &buffer, &first.from());
+    for (const auto same = key((*freed)[i]); i < freed->size() && key((*freed)[i]) == same; ++i) {
+      of((*freed)[i]).add_to(&answers);
+    }
+    answers.flush();
+  }
+  freed->clear();
 }
 
 bool Request::park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
-                   Reply* reply) const {
-  std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, about.object, order, checked, out_bytes);
-  if (waiting != nullptr && shard.parked.park(&waiting)) return true;
+                   Ran ran, Reply* reply) const {
+  std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, about.object, order, checked, out_bytes, ran, shard);
+  if (waiting != nullptr && shard.parked.park(&waiting, ran == Ran::kGated)) return true;
   const Record& record = shard.records.of(order.session, order.header.session);
   reply->part.sequence = record.sequence;
   reply->refuse(Status(Code::kOutOfSequence, "shard " + std::to_string(order.part.shard) + " expected sequence " +

@@ -6,7 +6,9 @@
 // Thread safety: read_extensions() first; then several threads may serve parts.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "server/answers.h"
 #include "server/connection.h"
@@ -14,6 +16,10 @@
 #include "server/lent.h"
 
 namespace windlass {
+
+using Freed = std::vector<std::unique_ptr<Waiting>>;
+// Answers them, those of one request together.
+void answer_all(Freed* freed);
 
 class Request {
  public:
@@ -36,7 +42,8 @@ class Request {
     std::byte* bytes = nullptr;
   };
   static constexpr size_t kAtOnceMax = 16;
-  void serve(const Taken* parts, size_t n, Answers* answers) const;
+  // *freed gets those who had waited for what these brought: they are to be answered.
+  void serve(const Taken* parts, size_t n, Answers* answers, Freed* freed) const;
 
  private:
   // What parts are about.
@@ -45,8 +52,16 @@ class Request {
     std::shared_ptr<Hosted> object;
     Hyper hyper;
     size_t hypers = 0;
+    double weight = 1, object_weight = 1;
     Lying lying;       // where the client's arrays are
     Status misplaced;  // what is wrong with that
+
+    void take_numbers(const double* numbers) {
+      std::copy_n(numbers, limits::kRuleHyperMax, hyper.v);
+      if (hypers != limits::kPushNumbersMax) return;
+      weight = numbers[limits::kRuleHyperMax];
+      object_weight = numbers[limits::kRuleHyperMax + 1];
+    }
   };
   // A part that is about to be served.
   struct Ready {
@@ -55,6 +70,7 @@ class Request {
     Shard* shard = nullptr;
     Status wrong;
     bool absent = false;  // the object is here, the shard has never been
+    bool ticks = false;   // it is about no shard: its worker closes all others
   };
   void prepare(const Taken& part, Ready* ready) const;
   Order order_of(const About& about, const wire::Part& part, std::byte* bytes) const;
@@ -62,8 +78,9 @@ class Request {
   Status read_item(Order* order, About* about) const;
   Status read_list(Order* order) const;
   void find_arrays(const wire::Places& places, About* about) const;
-  void serve(const Ready& ready, Answers* answers) const;
-  bool park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
+  Status tick(const Order& order) const;
+  void serve(const Ready& ready, Answers* answers, Freed* freed) const;
+  bool park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard, Ran ran,
             Reply* reply) const;
 
   const std::shared_ptr<Connection> from_;

@@ -34,6 +34,7 @@ Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std:
   }
   std::unique_ptr<Tensor> made;
   WL_RETURN_IF_ERROR(Tensor::create(name, spec, &budget_, &made));
+  for (uint32_t i = 0; i < made->cut().shards; ++i) add_gate(&made->shard(i), spec.sync);
   *out = std::move(made);
   objects_[name].tensor = *out;
   return {};
@@ -50,9 +51,60 @@ Status Server::open_table(const std::string& name, const TableSpec& spec, std::s
   }
   std::unique_ptr<Table> made;
   WL_RETURN_IF_ERROR(Table::create(name, spec, &pools_, &made));
+  for (uint32_t i = 0; i < limits::kTableShards; ++i) add_gate(&made->shard(i), spec.sync);
   *out = std::move(made);
   objects_[name].table = *out;
   return {};
+}
+
+void Server::add_gate(Shard* shard, const Sync& sync) {
+  if (!sync.gated()) return;
+  shard->gate = std::make_unique<Gate>(sync);
+  shard->gate->set_view(crowd_->view(0), os::now_ns());
+}
+
+void Server::each_gate(const std::function<void(const Target&, Shard&)>& visit) {
+  for (const Object& object : objects()) {
+    const bool is_table = object.table != nullptr;
+    const Sync& sync = is_table ? object.table->spec().sync : object.tensor->spec().sync;
+    if (!sync.gated()) continue;
+    const uint32_t shards = is_table ? limits::kTableShards : object.tensor->cut().shards;
+    for (uint32_t i = 0; i < shards; ++i) {
+      Shard& shard = is_table ? object.table->shard(i) : object.tensor->shard(i);
+      with_turn(shard.turn, [&] { visit({object.tensor.get(), object.table.get(), i}, shard); });
+    }
+  }
+}
+
+void Server::tell_gates() {
+  const View view = crowd_->view(0);
+  each_gate([&](const Target& target, Shard& shard) {
+    shard.gate->set_view(view, os::now_ns());
+    if (shard.gate->sync().rounds()) make_updates(shard, target);
+    std::vector<std::unique_ptr<Waiting>> freed;
+    shard.parked.free(shard, &freed);
+  });
+}
+
+// A worker begins with the others, where the one before it under its rank had got to, or where they all are by now.
+void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock) {
+  uint64_t highest = 0, own = Gate::kNone;
+  each_gate([&](const Target&, Shard& shard) {
+    highest = std::max(highest, shard.gate->highest());
+    own = std::min(own, shard.gate->clock_of(rank));
+  });
+  *clock = 0;
+  if (crowd_->assume(world_size, highest)) {
+    *clock = highest;
+    return tell_gates();
+  }
+  if (crowd_->world_size() != world_size) return;
+  if (own != Gate::kNone) *clock = crowd_->waits_for(rank) ? own : highest;
+  if (crowd_->enter(rank, incarnation, *clock)) tell_gates();
+}
+
+void Server::leave(uint32_t rank, uint32_t world_size) {
+  if (crowd_->world_size() == world_size && crowd_->left(rank)) tell_gates();
 }
 
 std::vector<Server::Object> Server::objects() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,6 +14,8 @@
 #include "base/pool.h"
 #include "base/status.h"
 #include "server/crew.h"
+#include "server/rounds.h"
+#include "sync/crowd.h"
 #include "table/table.h"
 #include "tensor/tensor.h"
 
@@ -39,6 +42,13 @@ class Server {
   };
   std::vector<Object> objects();
 
+  // The workers: those of the largest world that sessions spoke of. One of another world is an outsider.
+  const std::shared_ptr<Crowd>& crowd() const { return crowd_; }
+  void join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock);
+  void leave(uint32_t rank, uint32_t world_size);
+  // Every gate, at its shard's turn.
+  void each_gate(const std::function<void(const Target&, Shard&)>& visit);
+
   Crew& crew() { return *crew_; }
   Budget& budget() { return budget_; }
   TablePools& pools() { return pools_; }
@@ -46,12 +56,16 @@ class Server {
   uint64_t memory_bytes() const { return budget_.used(); }
 
  private:
+  void add_gate(Shard* shard, const Sync& sync);
+  void tell_gates();
+
   const int threads_;
   Budget budget_;
   TablePools pools_;  // before the objects, which give their memory back to it
   std::mutex mutex_;
   std::unordered_map<std::string, Object> objects_;
   uint32_t sessions_ = 0;
+  const std::shared_ptr<Crowd> crowd_ = std::make_shared<Crowd>("embedded");
   std::unique_ptr<Crew> crew_;
 };
 

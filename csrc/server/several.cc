@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "server/answers.h"
 #include "server/crew.h"
-#include "server/request.h"
 
 namespace windlass {
 namespace {
@@ -59,10 +57,11 @@ void Several::help() {
   helpers_.fetch_add(1, std::memory_order_acq_rel);
   {
     Answers answers(channel_, frames_[0].header, &t_answers);
+    Freed freed;
     for (size_t i; (i = next_.fetch_add(kAtOnce, std::memory_order_relaxed)) < frames_.size();) {
       const size_t end = std::min(i + kAtOnce, frames_.size());
       for (; i < end; ++i) {
-        const Status status = serve(frames_[i], &answers);
+        const Status status = serve(frames_[i], &answers, &freed);
         if (status.ok()) continue;
         std::lock_guard lock(mutex_);
         if (status_.ok()) status_ = status;
@@ -70,11 +69,12 @@ void Several::help() {
       if (answers.bytes() >= kLeaveBytes) answers.flush();
     }
     answers.flush();
+    answer_all(&freed);
   }
   if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) os::wake_all(helpers_);
 }
 
-Status Several::serve(const Frame& frame, Answers* answers) {
+Status Several::serve(const Frame& frame, Answers* answers, Freed* freed) {
   Request request(from_, frame.header);
   std::byte* at = frame.bytes;
   if (frame.header.extension_bytes != 0) WL_RETURN_IF_ERROR(request.read_extensions(at));
@@ -89,7 +89,7 @@ Status Several::serve(const Frame& frame, Answers* answers) {
     if (part.bytes() > left)
       return Status(Code::kProtocolError, "part: " + std::to_string(part.bytes()) + " bytes, more than its frame has");
     const Request::Taken taken{part, at + kSection};
-    request.serve(&taken, 1, answers);
+    request.serve(&taken, 1, answers, freed);
     at += kSection + part.bytes();
     left -= part.bytes();
   }

@@ -12,6 +12,7 @@
 
 #include "server/connection.h"
 #include "server/helped.h"
+#include "server/request.h"
 #include "wire/frame.h"
 
 namespace windlass {
@@ -32,7 +33,7 @@ class Several final : public Helped {
     wire::Header header;
     std::byte* bytes;  // behind the header
   };
-  Status serve(const Frame& frame, class Answers* answers);
+  Status serve(const Frame& frame, Answers* answers, Freed* freed);
 
   const std::shared_ptr<Connection> from_;
   Channel& channel_;

@@ -84,13 +84,37 @@ void Work::run_part(Part& part) {
     queued = kQueued;  // let_go() is copying its input: a moment
   }
   if (queued != kCancelled) {
-    if (const Status s = run(part.index, part.kept); !s.ok()) fail(s);
+    const Status s = run(part.index, part.kept);
+    if (part.state.load(std::memory_order_relaxed) == kWaiting)
+      return;  // the turn is still ours: nobody has resumed it
+    if (!s.ok()) fail(s);
     part.state.store(kOver, std::memory_order_release);
   }
+  end_part();
+}
+
+void Work::end_part() {
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     complete();
     release();
   }
+}
+
+void Work::resume(uint32_t i) {
+  uint8_t waiting = kWaiting;
+  if (!part_[i].state.compare_exchange_strong(waiting, kRunning, std::memory_order_acq_rel)) return;
+  if (const Status s = pass(i); !s.ok()) fail(s);
+  part_[i].state.store(kOver, std::memory_order_release);
+  end_part();
+}
+
+bool Work::cancel_waiting(uint32_t i) {
+  uint8_t waiting = kWaiting;
+  if (!may_leave_gate() || !part_[i].state.compare_exchange_strong(waiting, kCancelled, std::memory_order_acq_rel))
+    return false;
+  leave_gate(i);
+  end_part();
+  return true;
 }
 
 void Work::begin_away(uint32_t parts) {
@@ -161,7 +185,7 @@ bool Work::sleep_until(int64_t deadline_ns) {
 void Work::cancel() {
   for (uint32_t i = 0; i < n_; ++i) {
     uint8_t state = kQueued;
-    if (!part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel)) {
+    if (!part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel) && !cancel_waiting(i)) {
       wait_while_running(part_[i]);
     }
   }
@@ -172,7 +196,8 @@ bool Work::cancel_queued(bool* any) {
   *any = false;
   for (uint32_t i = 0; i < n_; ++i) {
     uint8_t state = kQueued;
-    const bool taken = part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel);
+    const bool taken =
+        part_[i].state.compare_exchange_strong(state, kCancelled, std::memory_order_acq_rel) || cancel_waiting(i);
     all = all && taken;
     *any = *any || taken;
   }

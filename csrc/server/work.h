@@ -51,6 +51,8 @@ class Work : public Helped {
   // Runs or drains parts until none is left to start.
   void help() override;
 
+  void resume(uint32_t part);
+
   // It is not done before one more end_away(), whatever ends meanwhile; false when it is done.
   bool stay_open();
 
@@ -68,13 +70,20 @@ class Work : public Helped {
   virtual Turn& turn(uint32_t part) = 0;
   // With the turn held. `kept`: keep() has copied the part's input.
   virtual Status run(uint32_t part, bool kept) = 0;
-  virtual void keep(uint32_t) {}  // copies the part's input, for begin_kept()
-  virtual void finished() {}      // once, after the last part and before anyone sees done()
-  virtual void over() {}          // once, after done()
+  // For run(): the part is not done when it returns; it waits at its shard's gate, and holds on to no input of the
+  // caller's. Whoever finds the gate open calls resume() at the shard's turn, which calls pass().
+  void wait_at_gate(uint32_t part) { part_[part].state.store(kWaiting, std::memory_order_relaxed); }
+  virtual Status pass(uint32_t) { return {}; }
+  // Takes a part that waits away from the gate.
+  virtual void leave_gate(uint32_t) {}
+  virtual bool may_leave_gate() const { return false; }  // only who has pushed nothing
+  virtual void keep(uint32_t) {}                         // copies the part's input, for begin_kept()
+  virtual void finished() {}                             // once, after the last part and before anyone sees done()
+  virtual void over() {}                                 // once, after done()
 
  private:
   enum : uint32_t { kPending, kAwaited, kDone };
-  enum PartState : uint8_t { kQueued, kKeeping, kRunning, kOver, kCancelled };
+  enum PartState : uint8_t { kQueued, kKeeping, kRunning, kWaiting, kOver, kCancelled };
 
   struct Part final : Job {
     void run() override { work->run_part(*this); }
@@ -85,6 +94,8 @@ class Work : public Helped {
   };
 
   void run_part(Part& part);
+  void end_part();
+  bool cancel_waiting(uint32_t i);
   void wait_while_running(const Part& part);
   void run_or_keep(uint32_t i);
   void complete();

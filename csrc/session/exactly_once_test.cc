@@ -176,7 +176,7 @@ class Server {
  private:
   struct Order final : Waiting {
     Order(Server* server, std::shared_ptr<Connection> from, uint64_t request, Kind kind, const Part& part)
-        : Waiting(from->client, kind == Kind::kPull ? part.sequence : part.sequence - 1),
+        : after(kind == Kind::kPull ? part.sequence : part.sequence - 1),
           server(*server),
           from(std::move(from)),
           request(request),
@@ -189,6 +189,9 @@ class Server {
       --server.parked_;
       from->parked.erase(std::find(from->parked.begin(), from->parked.end(), request));
     }
+    bool ready(windlass::Shard&) override { return false; }  // this server looks for itself
+    bool run(windlass::Shard&) override { return true; }
+    const uint64_t after;
     Server& server;
     const std::shared_ptr<Connection> from;
     const uint64_t request;
@@ -212,8 +215,11 @@ class Server {
     }
     from->down.push_back({request, false, {answer}, {}});
     for (;;) {
-      const std::unique_ptr<Waiting> freed =
-          shard.parked.take(from->client, shard.records.of(from->client, 1).sequence);
+      const uint64_t sequence = shard.records.of(from->client, 1).sequence;
+      const std::unique_ptr<Waiting> freed = shard.parked.take_if([&](const Waiting& w) {
+        const auto& order = static_cast<const Order&>(w);
+        return order.from->client == from->client && order.after <= sequence;
+      });
       if (freed == nullptr) break;
       const Order& order = static_cast<const Order&>(*freed);
       AnswerPart late{part.shard, {}, 0, 0};

@@ -1,5 +1,6 @@
 // Parked: requests of a shard that came too early. A push waits for the ones before it, a pull for the last push of its
-// worker; what they wait for is on the other lane, or will be sent again. Pure: no thread, socket or time inside.
+// worker; what they wait for is on the other lane, or will be sent again. And a pull waits at the gate for other
+// workers, as does a push under BSP. Pure: no thread, socket or time inside.
 //
 // Thread safety: the holder of the shard's turn.
 #pragma once
@@ -13,46 +14,58 @@
 
 namespace windlass {
 
-// A request that waits until its session's `sequence` at the shard is at least `after`.
+struct Shard;
+
+// A request that waits. With the shard's turn:
 class Waiting {
  public:
-  Waiting(uint32_t session, uint64_t after) : session_(session), after_(after) {}
+  Waiting() = default;
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
   virtual ~Waiting() = default;
 
-  uint32_t session() const { return session_; }
-  uint64_t after() const { return after_; }
-
- private:
-  const uint32_t session_;
-  const uint64_t after_;
+  virtual bool ready(Shard& shard) = 0;  // whether what it waited for has come
+  virtual bool run(Shard& shard) = 0;    // false: it waits for something else now
 };
 
 class Parked {
  public:
-  // False, and nothing changes, when there is no room.
-  bool park(std::unique_ptr<Waiting>* waiting) {
+  // False, and nothing changes, when there is no room. `always`: there is, for who was let in already.
+  bool park(std::unique_ptr<Waiting>* waiting, bool always = false) {
     if (all_ == nullptr) all_ = std::make_unique<All>();
-    if (all_->size() >= limits::kParkedMax) return false;
+    if (all_->size() >= limits::kParkedMax && !always) return false;
     all_->push_back(std::move(*waiting));
     return true;
   }
-  // The next one of the session that has nothing to wait for any more, lowest first and then in order of arrival.
-  std::unique_ptr<Waiting> take(uint32_t session, uint64_t sequence) {
-    if (empty()) return nullptr;
-    auto best = all_->end();
-    for (auto it = all_->begin(); it != all_->end(); ++it) {
-      if ((*it)->session() != session || (*it)->after() > sequence) continue;
-      if (best == all_->end() || (*it)->after() < (*best)->after()) best = it;
-    }
-    return take(best);
-  }
-  // The next one of any session for which ready(waiting) is true, in order of arrival.
+  // The next one for which ready(waiting) is true, in order of arrival.
   template <class Ready>
   std::unique_ptr<Waiting> take_if(Ready ready) {
     if (empty()) return nullptr;
-    return take(std::find_if(all_->begin(), all_->end(), [&](const auto& w) { return ready(*w); }));
+    const auto which = std::find_if(all_->begin(), all_->end(), [&](const auto& w) { return ready(*w); });
+    if (which == all_->end()) return nullptr;
+    std::unique_ptr<Waiting> taken = std::move(*which);
+    all_->erase(which);
+    return taken;
+  }
+  // Runs whoever is ready, and whoever that makes ready; *freed gets those that have run.
+  void free(Shard& shard, std::vector<std::unique_ptr<Waiting>>* freed) {
+    for (bool again = !empty(); again;) {
+      again = false;
+      for (size_t i = 0; i < all_->size();) {
+        if (!(*all_)[i]->ready(shard)) {
+          ++i;
+          continue;
+        }
+        if (!(*all_)[i]->run(shard)) {  // others may profit, unless nothing has happened at all
+          again = again || !(*all_)[i]->ready(shard);
+          ++i;
+          continue;
+        }
+        again = true;
+        freed->push_back(std::move((*all_)[i]));
+        all_->erase(all_->begin() + static_cast<ptrdiff_t>(i));
+      }
+    }
   }
   template <class Pred>
   void drop_if(Pred pred) {
@@ -67,13 +80,6 @@ class Parked {
 
  private:
   using All = std::vector<std::unique_ptr<Waiting>>;
-  std::unique_ptr<Waiting> take(All::iterator which) {
-    if (which == all_->end()) return nullptr;
-    std::unique_ptr<Waiting> taken = std::move(*which);
-    all_->erase(which);
-    return taken;
-  }
-
   std::unique_ptr<All> all_;  // most shards never need one
 };
 

@@ -2,13 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "base/turn.h"
 #include "session/parked.h"
 #include "session/record.h"
 #include "session/residence.h"
+#include "sync/gate.h"
 
 namespace windlass {
+
+// What a shard keeps for somebody above.
+struct Staged {
+  virtual ~Staged() = default;
+};
 
 // What every request looks at comes first, on one cache line.
 struct alignas(64) Shard {
@@ -18,6 +25,8 @@ struct alignas(64) Shard {
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
   Parked parked;         // what came before its time
   Records records;
+  std::unique_ptr<Gate> gate;      // unless nobody ever waits here
+  std::unique_ptr<Staged> staged;  // pushes that wait for their update
 };
 
 }  // namespace windlass

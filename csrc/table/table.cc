@@ -48,7 +48,8 @@ bool find_repeats(const std::vector<uint32_t>& rows, std::vector<uint32_t>* firs
 
 std::string describe(const TableSpec& s) {
   return "table(dim=" + std::to_string(s.dim) + ", rule=" + describe(s.rule) + ", init=" + describe(s.init) +
-         ", seed=" + std::to_string(s.seed) + ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ")";
+         ", seed=" + std::to_string(s.seed) + ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") +
+         ", sync=" + describe(s.sync) + ")";
 }
 
 Table::Table(std::string name, TableSpec spec, TablePools* pools)
@@ -80,7 +81,7 @@ Status check_spec(const std::string& name, const TableSpec& spec) {
                                               std::to_string(limits::kTableDimMax) + ", not " +
                                               std::to_string(spec.dim));
   }
-  return {};
+  return check_sync("table '" + name + "'", spec.sync);
 }
 
 Status Table::create(const std::string& name, const TableSpec& spec, TablePools* pools, std::unique_ptr<Table>* out) {

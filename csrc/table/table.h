@@ -34,6 +34,7 @@ struct TableSpec {
   Init init;
   uint64_t seed = 0;
   bool reject_nonfinite = false;
+  Sync sync = {};
   friend bool operator==(const TableSpec&, const TableSpec&) = default;
 };
 

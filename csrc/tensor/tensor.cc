@@ -65,7 +65,7 @@ std::string describe(const Init& init) {
 std::string describe(const TensorSpec& s) {
   return "tensor(shape=" + describe_shape(s.shape.data(), s.shape.size()) + ", dtype=" + name_of(s.dtype) +
          ", rule=" + describe(s.rule) + ", init=" + describe(s.init) + ", seed=" + std::to_string(s.seed) +
-         ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ")";
+         ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ", sync=" + describe(s.sync) + ")";
 }
 
 Tensor::Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run)
@@ -119,6 +119,7 @@ void Tensor::give_memory() {
 
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
   const Layout& layout = layout_of(spec.rule.kind);
+  WL_RETURN_IF_ERROR(check_sync("tensor '" + name + "'", spec.sync));
   if (!storable(spec.dtype)) {
     return Status(Code::kInvalidArgument,
                   "tensor '" + name + "': dtype must be float32, float64 or int64, not " + name_of(spec.dtype));

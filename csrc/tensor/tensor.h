@@ -19,6 +19,7 @@
 #include "rule/init.h"
 #include "rule/kernels.h"
 #include "session/shard.h"
+#include "sync/policy.h"
 #include "tensor/cut.h"
 
 namespace windlass {
@@ -30,6 +31,7 @@ struct TensorSpec {
   Init init;
   uint64_t seed = 0;
   bool reject_nonfinite = false;
+  Sync sync = {};
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 
   uint64_t elements() const;

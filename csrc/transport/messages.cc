@@ -55,7 +55,7 @@ Status decode(const std::string& body, Hello* h) {
   const size_t servers = r.get<uint16_t>(), app = r.get<uint16_t>();
   h->app = wire::printable(r.get_bytes(app));
   if (!r.ok() || servers == 0 || servers > limits::kServersMax || h->index >= servers || h->lane >= limits::kLanes ||
-      h->rank >= h->world_size)
+      h->rank >= std::max(h->world_size, 1u))
     return malformed("hello");
   for (size_t i = 0; i < servers && r.ok(); ++i) {
     const size_t bytes = r.get<uint16_t>();
@@ -82,6 +82,26 @@ Status decode(const std::string& body, Welcome* welcome) {
   return r.at_end() ? Status() : malformed("answer to hello");
 }
 
+std::string encode(const Standing& s) {
+  wire::Writer w;
+  w.put(s.own);
+  w.put(s.lowest);
+  w.put(s.highest);
+  w.put(static_cast<uint32_t>(s.waited));
+  w.put(static_cast<uint32_t>(s.rounds));
+  return w.take();
+}
+
+Status decode(const std::string& body, Standing* s) {
+  wire::Reader r(body);
+  s->own = r.get<uint64_t>();
+  s->lowest = r.get<uint64_t>();
+  s->highest = r.get<uint64_t>();
+  s->waited = r.get<uint32_t>() != 0;
+  s->rounds = r.get<uint32_t>() != 0;
+  return r.at_end() ? Status() : malformed("answer to enter");
+}
+
 Status ObjectSpec::shards(uint32_t* out) const {
   *out = limits::kTableShards;
   if (is_table) return check_spec(own_name(), table);
@@ -106,6 +126,11 @@ void encode(const ObjectSpec& s, wire::Writer* w) {
   w->put(init.a);
   w->put(init.b);
   w->put(s.is_table ? s.table.seed : s.tensor.seed);
+  const Sync& sync = s.sync();
+  w->put(sync.kind);
+  w->put_bytes(std::string(3, '\0'));
+  w->put(sync.number);
+  w->put(sync.seconds);
   if (!s.is_table) {
     for (const uint64_t d : s.tensor.shape) w->put(d);
   }
@@ -120,19 +145,24 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   const auto initial_state = r->get<float>();
   const auto a = r->get<double>(), b = r->get<double>();
   const auto seed = r->get<uint64_t>();
+  const auto policy = r->get<uint8_t>();
+  r->get_bytes(3);
+  const auto number = r->get<uint32_t>();
+  const auto seconds = r->get<double>();
   if (!r->ok() || kind > 1 || dtype > static_cast<uint8_t>(Dtype::kFloat16) || reject > 1 ||
       rule >= static_cast<uint8_t>(RuleKind::kCount) || init > static_cast<uint8_t>(InitKind::kNormal) ||
-      dims > limits::kTensorDimsMax)
+      dims > limits::kTensorDimsMax || policy >= Sync::kKinds)
     return malformed("spec");
   s->is_table = kind == 1;
   const RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
   const Init init_spec{static_cast<InitKind>(init), a, b};
+  const Sync sync{static_cast<Sync::Kind>(policy), number, seconds};
   std::vector<uint64_t> shape(dims);
   for (uint64_t& d : shape) d = r->get<uint64_t>();
   if (s->is_table) {
-    s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1};
+    s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {
-    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1};
+    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync};
   }
   s->name = wire::printable(r->get_bytes(name));
   const size_t slash = s->name.find('/');

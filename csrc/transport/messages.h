@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "sync/gate.h"
 #include "table/table.h"
 #include "tensor/tensor.h"
 #include "wire/frame.h"
@@ -22,6 +23,8 @@ struct Hello {
   uint64_t cluster = 0;  // which the client believes the server is of; 0: of none
   std::string app;
   std::vector<std::string> servers;
+
+  bool reads() const { return world_size == 0; }  // a reader: it has no clock, and nobody waits for it
 };
 std::string encode(const Hello& hello);
 Status decode(const std::string& body, Hello* hello);
@@ -33,6 +36,17 @@ struct Welcome {
 std::string encode(const Welcome& welcome);
 Status decode(const std::string& body, Welcome* welcome);
 
+// Where an app stands at a server, for a worker that comes: clocks, Gate::kNone where there are none.
+struct Standing {
+  uint64_t own = Gate::kNone;     // the lowest of its rank
+  uint64_t lowest = Gate::kNone;  // of those who are waited for
+  uint64_t highest = 0;           // of all; no update beyond it was made
+  bool waited = false;            // its rank is waited for already
+  bool rounds = false;            // some object has updates that wait for everybody
+};
+std::string encode(const Standing& standing);
+Status decode(const std::string& body, Standing* standing);
+
 // An object of either kind: its full name, app/name, and its spec.
 struct ObjectSpec {
   std::string name;
@@ -42,6 +56,8 @@ struct ObjectSpec {
 
   std::string describe() const { return is_table ? windlass::describe(table) : windlass::describe(tensor); }
   std::string own_name() const { return name.substr(name.find('/') + 1); }
+  std::string app() const { return name.substr(0, name.find('/')); }
+  const Sync& sync() const { return is_table ? table.sync : tensor.sync; }
   // How many shards it is cut into; refuses what can never be.
   Status shards(uint32_t* out) const;
   friend bool operator==(const ObjectSpec& a, const ObjectSpec& b) {

@@ -46,6 +46,9 @@ const char* name_of(Op op) {
     case Op::kDetach: return "detach";
     case Op::kArena: return "arena";
     case Op::kStep: return "step";
+    case Op::kClose: return "close";
+    case Op::kTick: return "tick";
+    case Op::kEnter: return "enter";
   }
   return "?";
 }
@@ -95,9 +98,9 @@ Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
   if (bytes < sizeof item) return Status(Code::kInvalidArgument, "step: a part without its first item");
   std::memcpy(&item, items, sizeof item);
   const auto op = static_cast<Op>(item.op);
-  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull)
+  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull && op != Op::kClose && op != Op::kTick)
     return Status(Code::kInvalidArgument, "step: operation " + std::to_string(item.op) + " is no push and no pull");
-  if (item.hypers > limits::kRuleHyperMax || item.bytes() > bytes)
+  if (item.hypers > limits::kPushNumbersMax || item.bytes() > bytes)
     return Status(Code::kInvalidArgument,
                   "step: " + std::to_string(item.hypers) + " hyperparameters do not fit its items");
   const auto most = static_cast<uint8_t>(Dtype::kFloat16);
@@ -135,8 +138,8 @@ Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_
     at += 8;
     if (length > bytes - at) return broken("extension " + std::to_string(type) + ": longer than the list");
     if (type == kHyperExtension) {
-      if (length % sizeof(double) != 0 || length > limits::kRuleHyperMax * sizeof(double))
-        return at_most("extension 1: bytes of hyperparameters", limits::kRuleHyperMax * sizeof(double), length);
+      if (length % sizeof(double) != 0 || length > limits::kPushNumbersMax * sizeof(double))
+        return at_most("extension 1: bytes of hyperparameters", limits::kPushNumbersMax * sizeof(double), length);
       std::memcpy(hyper, from + at, length);
       *n = length / sizeof(double);
     } else if (type == kPlacesExtension) {

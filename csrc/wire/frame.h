@@ -36,10 +36,13 @@ enum class Op : uint8_t {
   kDetach,
   kArena,
   kStep,
+  kClose,  // only within a step, as is the next
+  kTick,
+  kEnter,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kStep);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kEnter);
 // Operations that are about no shard: one part with a body.
-constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena; }
+constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;
@@ -144,7 +147,7 @@ static_assert(sizeof(ListedItems) == 24);
 struct StepItem {
   uint32_t object = 0;
   uint32_t shard = 0;
-  uint8_t op = 0;  // push, pull or push_pull
+  uint8_t op = 0;  // push, pull, push_pull, close or tick
   uint8_t dtype_in = 0, dtype_out = 0;
   uint8_t hypers = 0;  // how many follow
   uint32_t zero = 0;
@@ -162,7 +165,7 @@ Status decode(const std::byte* items, uint32_t bytes, StepItem* item);
 
 void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
 void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);
-// Reads the list; `hyper` has room for limits::kRuleHyperMax, *n becomes how many there were.
+// Reads the list; `hyper` has room for limits::kPushNumbersMax, *n becomes how many there were.
 Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n, Places* places);
 
 // Bodies are written and read number by number.

@@ -104,7 +104,7 @@ class Extensions {
     return read_extensions(copy.get(), bytes_.size(), hyper, n, &places);
   }
   Status read() const {
-    double hyper[limits::kRuleHyperMax];
+    double hyper[limits::kPushNumbersMax];
     size_t n = 0;
     return read(hyper, &n);
   }
@@ -321,8 +321,8 @@ TEST(padding_reaches_the_next_section) {
 
 TEST(hyperparameters_come_back_as_they_were_sent) {
   test::Random random(test::seed());
-  for (size_t n = 0; n <= limits::kRuleHyperMax; ++n) {
-    double sent[limits::kRuleHyperMax], got[limits::kRuleHyperMax];
+  for (size_t n = 0; n <= limits::kPushNumbersMax; ++n) {
+    double sent[limits::kPushNumbersMax], got[limits::kPushNumbersMax];
     for (double& x : sent) x = random.unit() * 1e6 - 5e5;
     sent[0] = std::numeric_limits<double>::quiet_NaN();
     std::vector<std::byte> bytes;
@@ -337,7 +337,7 @@ TEST(hyperparameters_come_back_as_they_were_sent) {
 }
 
 TEST(an_extension_that_is_not_known_is_passed_over_unless_it_must_be_understood) {
-  double hyper[limits::kRuleHyperMax];
+  double hyper[limits::kPushNumbersMax];
   size_t n = 0;
   for (const uint16_t unknown : {uint16_t{2}, uint16_t{77}, uint16_t{0x7FFF}}) {
     for (const uint16_t length : {uint16_t{0}, uint16_t{1}, uint16_t{7}, uint16_t{8}, uint16_t{40}}) {
@@ -373,8 +373,8 @@ TEST(a_list_of_extensions_ends_at_type_0_or_at_its_end) {
 }
 
 TEST(hyperparameters_beyond_their_limits_are_refused) {
-  for (const uint16_t length : {uint16_t{1}, uint16_t{7}, uint16_t{9}, uint16_t{8 * limits::kRuleHyperMax + 8},
-                                uint16_t{8 * limits::kRuleHyperMax + 1}, uint16_t{0xFFF8}, uint16_t{0xFFFF}}) {
+  for (const uint16_t length : {uint16_t{1}, uint16_t{7}, uint16_t{9}, uint16_t{8 * limits::kPushNumbersMax + 8},
+                                uint16_t{8 * limits::kPushNumbersMax + 1}, uint16_t{0xFFF8}, uint16_t{0xFFFF}}) {
     Extensions e;
     e.add(kHyperExtension, length, std::string(length, 'h'));
     e.pad();
@@ -392,7 +392,7 @@ TEST(an_extension_that_is_longer_than_its_list_is_refused) {
   }
 }
 
-// Whatever the bytes are, nothing is read behind them and no more than kRuleHyperMax numbers come out.
+// Whatever the bytes are, nothing is read behind them and no more than kPushNumbersMax numbers come out.
 TEST(any_bytes_can_be_read_as_extensions) {
   test::Random random(test::seed());
   for (int i = 0; i < 20'000; ++i) {
@@ -406,13 +406,13 @@ TEST(any_bytes_can_be_read_as_extensions) {
       e.add(type, length, content);
     }
     if (random.below(2) == 0 && e.size() != 0) e.pad(random.below(e.size()));
-    double hyper[limits::kRuleHyperMax + 1];
-    hyper[limits::kRuleHyperMax] = 123.0;
+    double hyper[limits::kPushNumbersMax + 1];
+    hyper[limits::kPushNumbersMax] = 123.0;
     size_t n = 0;
     const Status status = e.read(hyper, &n);
     CHECK(status.ok() || status.code() == Code::kProtocolError);
-    CHECK(n <= limits::kRuleHyperMax);
-    CHECK(hyper[limits::kRuleHyperMax] == 123.0);
+    CHECK(n <= limits::kPushNumbersMax);
+    CHECK(hyper[limits::kPushNumbersMax] == 123.0);
   }
 }
 

@@ -1,0 +1,119 @@
+#include "client/close.h"
+
+#include <cstring>
+
+#include "client/remote.h"
+
+namespace windlass {
+
+class CloseCall final : public Work, public Remote {
+ public:
+  CloseCall(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
+            std::vector<uint32_t> open)
+      : Remote(session->engine().links()),
+        session_(std::move(session)),
+        closing_(closing),
+        clock_(clock),
+        open_(std::move(open)) {}
+
+  Status start(int64_t deadline_ns);
+
+  // Work.
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+
+  // Cargo.
+  void describe(uint32_t part, bool, wire::Part* to) override {
+    to->items_bytes = sizeof(wire::StepItem);
+    if (is_tick(part)) {
+      to->items_bytes += static_cast<uint32_t>(open_.size() * sizeof(uint32_t));
+      return;
+    }
+    const double weight = closing_[parts_[part].object].weight;
+    std::memcpy(&to->value, &weight, sizeof weight);
+  }
+  void write_items(uint32_t part, bool, std::byte* to) override {
+    wire::StepItem item;
+    item.op = static_cast<uint8_t>(is_tick(part) ? wire::Op::kTick : wire::Op::kClose);
+    if (!is_tick(part)) {
+      item.object = closing_[parts_[part].object].progress->owners->object();
+      item.shard = parts_[part].shard;
+    }
+    std::memcpy(to, &item, sizeof item);
+    if (is_tick(part) && !open_.empty()) std::memcpy(to + sizeof item, open_.data(), open_.size() * sizeof(uint32_t));
+  }
+  const std::byte* numbers(uint32_t) override { return nullptr; }
+  void gather(uint32_t, std::byte*) override {}
+  std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
+  Status land(uint32_t, bool, const wire::Part&, const std::string&, const std::byte*) override { return {}; }
+  void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    if (is_tick(part)) return nullptr;
+    *shard = parts_[part].shard;
+    return closing_[parts_[part].object].progress->owners.get();
+  }
+
+ protected:
+  Turn& turn(uint32_t) override { __builtin_unreachable(); }
+  Status run(uint32_t, bool) override { return {}; }
+  void finished() override {
+    if (const Status s = status(); !s.ok()) session_->unseen_.add(Status(s.code(), "tick: " + s.message()));
+  }
+  void over() override { session_->engine().leave(); }
+
+ private:
+  struct Part {
+    uint32_t object, shard;  // the first is its place in closing_
+  };
+  // One per server comes behind the others.
+  bool is_tick(uint32_t part) const { return part >= parts_.size(); }
+
+  const std::shared_ptr<Session> session_;
+  const std::vector<ClosingShards> closing_;
+  const uint64_t clock_;
+  const std::vector<uint32_t> open_;
+  std::vector<Part> parts_;
+};
+
+Status CloseCall::start(int64_t deadline_ns) {
+  Engine& engine = session_->engine();
+  WL_RETURN_IF_ERROR(engine.enter());
+  const Plan plan{.op = wire::Op::kStep};
+  for (uint32_t object = 0; object < closing_.size(); ++object) {
+    for (const uint32_t shard : closing_[object].shards) {
+      const Owners::At at = closing_[object].progress->owners->of(shard);
+      add_part(plan, at.server,
+               {.part = static_cast<uint32_t>(parts_.size()), .term = at.term, .flags = wire::kCloses});
+      parts_.push_back({object, shard});
+    }
+  }
+  for (uint32_t server = 0; server < links_->servers().size(); ++server)
+    add_part(plan, server, {.part = static_cast<uint32_t>(parts_.size()) + server});
+  if (const Status status = reserve("tick", deadline_ns); !status.ok()) {
+    engine.leave();
+    return status;
+  }
+  begin_away(trips());
+  const Ref<Work> self(this);
+  {
+    std::lock_guard lock(session_->order_mutex());
+    number([&](uint32_t, Trip::Part* p) {
+      p->clock = clock_;
+      if (is_tick(p->part)) return;
+      const Part& part = parts_[p->part];
+      p->sequence = closing_[part.object].progress->sent[part.shard];
+    });
+    submit(this);
+  }
+  set_off(How::kFuture);
+  return {};
+}
+
+Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
+                  std::vector<uint32_t> open, int64_t deadline_ns) {
+  // A reader has no clock; and where there is one worker and no gate, nobody wants to know it.
+  if (session->world_size() == 0 || (session->world_size() == 1 && closing.empty())) return {};
+  const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open)));
+  return call->start(deadline_ns);
+}
+
+}  // namespace windlass

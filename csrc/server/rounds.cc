@@ -1,0 +1,336 @@
+#include "server/rounds.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/os.h"
+
+namespace windlass {
+namespace {
+
+constexpr size_t kErrorsMax = 16;
+
+const RuleKernels& rule_of(const Target& t) {
+  return kernels(t.tensor != nullptr ? t.tensor->spec().rule.kind : t.table->spec().rule.kind);
+}
+bool takes_mean(const Target& t) { return !rule_of(t).layout.any_dtype; }
+
+// into = into (+) g, as the rule combines gradients.
+void combine_into(const RuleKernels& rule, float* into, const float* g, size_t n) {
+  kernels().combine(rule.layout.combine, into, g, n);
+}
+template <class T>
+void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
+  Dense d;  // Sum, Max and Assign combine gradients as they treat weights
+  d.w = into;
+  d.g = g;
+  d.n = n;
+  (std::is_same_v<T, double> ? rule.dense_f64 : rule.dense_i64)({}, d);
+}
+
+// Some elements of one push: in the tensor's dtype and weighed.
+template <class T>
+void read_push(const Rounds::Push& push, const Span& span, bool mean, T* to) {
+  const std::byte* const from = push.numbers + span.at * size_of(push.dtype);
+  if constexpr (std::is_same_v<T, float>) {
+    if (push.dtype != Dtype::kFloat32) {
+      kernels().to_f32(push.dtype, from, to, span.n);
+    } else if (!mean) {
+      std::memcpy(to, from, span.n * sizeof(float));
+    } else {
+      return kernels().weigh(to, reinterpret_cast<const float*>(from), static_cast<float>(push.weight), false, span.n);
+    }
+    if (mean) kernels().scale(to, static_cast<float>(push.weight), span.n);
+  } else {
+    std::memcpy(to, from, span.n * sizeof(T));
+  }
+}
+
+bool is_whole(const Rounds::Push& push, uint64_t first, uint64_t n) {
+  return push.spans.size() == 1 && push.spans[0].first == first && push.spans[0].n == n;
+}
+
+template <class T>
+T* room(std::vector<std::byte>* numbers, uint64_t n) {
+  if (numbers->size() < n * sizeof(T)) numbers->resize(n * sizeof(T));
+  return reinterpret_cast<T*>(numbers->data());
+}
+
+}  // namespace
+
+bool Rounds::add(Push push, const Gate& gate) {
+  if (push.iteration < gate.made()) return false;
+  if (push.iteration == gate.made() && push.rank < sum_.next) return false;
+  const auto it = std::upper_bound(pushes_.begin(), pushes_.end(), push, [](const Push& a, const Push& b) {
+    return a.iteration != b.iteration ? a.iteration < b.iteration : a.rank < b.rank;
+  });
+  pushes_.insert(it, std::move(push));
+  return true;
+}
+
+bool Rounds::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
+  if (iteration != gate.made()) return false;
+  for (const Gate::Worker& w : gate.workers()) {
+    if (w.rank >= rank) return true;
+    if (w.waited && w.clock <= iteration) return false;
+  }
+  return true;
+}
+
+void Rounds::fold(const Gate& gate, const Target& target) {
+  const uint64_t iteration = gate.made();
+  // Up to the first of those who are waited for that has not closed the iteration.
+  uint32_t limit = Gate::kOutsider;
+  for (const Gate::Worker& w : gate.workers()) {
+    if (!w.waited || w.clock > iteration) continue;
+    limit = w.rank;
+    break;
+  }
+  const auto of_iteration = [&](const Push& p) { return p.iteration == iteration && p.rank < limit; };
+  size_t end = 0;  // behind the last that need not be kept any longer
+  for (size_t i = 0; i < pushes_.size() && of_iteration(pushes_[i]); ++i) {
+    if (pushes_[i].memory == nullptr || pushes_[i].charged) end = i + 1;
+  }
+  while (end != 0 && end < pushes_.size() && of_iteration(pushes_[end]) && pushes_[end].rank == pushes_[end - 1].rank)
+    ++end;
+  for (size_t begin = 0; begin < end;) {
+    size_t next = begin + 1;
+    while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
+    if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
+    begin = next;
+  }
+  if (end == 0) return;
+  sum_.next = pushes_[end - 1].rank + 1;
+  pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
+}
+
+void Rounds::add_worker(size_t begin, size_t end, const Target& target) {
+  if (!sum_.any) sum_.hyper = pushes_[begin].hyper;
+  for (size_t i = begin; i < end; ++i) sum_.weight += pushes_[i].weight;
+  if (target.table != nullptr) {
+    add_rows(begin, end, target);
+  } else {
+    switch (target.tensor->spec().dtype) {
+      case Dtype::kFloat64: add_dense<double>(begin, end, target); break;
+      case Dtype::kInt64: add_dense<int64_t>(begin, end, target); break;
+      default: add_dense<float>(begin, end, target); break;
+    }
+  }
+  sum_.any = true;
+}
+
+// Several pushes of one worker become one; that is added to the sum of the workers before it.
+template <class T>
+void Rounds::add_dense(size_t begin, size_t end, const Target& target) {
+  const Cut& cut = target.tensor->cut();
+  const RuleKernels& rule = rule_of(target);
+  const bool mean = takes_mean(target);
+  const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
+  T* const sum = room<T>(&sum_.numbers, n);
+  bool whole = !sum_.any || sum_.covered.empty();
+  for (size_t i = begin; i < end; ++i) whole = whole && is_whole(pushes_[i], first, n);
+  if (whole && end - begin == 1) {  // the usual case
+    const Push& push = pushes_[begin];
+    if constexpr (std::is_same_v<T, float>) {
+      if (mean && push.dtype == Dtype::kFloat32) {
+        const auto* const g = reinterpret_cast<const float*>(push.numbers) + push.spans[0].at;
+        kernels().weigh(sum, g, static_cast<float>(push.weight), sum_.any, n);
+        return;
+      }
+    }
+  }
+  static thread_local std::vector<std::byte> t_one, t_worker;
+  T* const one = room<T>(&t_one, n);
+  T* const worker = room<T>(&t_worker, n);
+  std::vector<uint8_t> has(whole ? 0 : n, 0);
+  for (size_t i = begin; i < end; ++i) {
+    for (const Span& span : pushes_[i].spans) {
+      const uint64_t at = span.first - first;
+      T* const into = worker + at;
+      read_push(pushes_[i], span, mean, one);
+      if (whole) {
+        i == begin ? static_cast<void>(std::memcpy(into, one, span.n * sizeof(T)))
+                   : combine_into(rule, into, one, span.n);
+        continue;
+      }
+      for (uint64_t k = 0; k < span.n; ++k) {
+        has[at + k] != 0 ? combine_into(rule, into + k, one + k, 1) : static_cast<void>(into[k] = one[k]);
+        has[at + k] = 1;
+      }
+    }
+  }
+  if (whole) {
+    sum_.any ? combine_into(rule, sum, worker, n) : static_cast<void>(std::memcpy(sum, worker, n * sizeof(T)));
+    return;
+  }
+  if (sum_.covered.empty()) sum_.covered.assign(n, sum_.any ? 1 : 0);
+  for (uint64_t k = 0; k < n; ++k) {
+    if (has[k] == 0) continue;
+    sum_.covered[k] != 0 ? combine_into(rule, sum + k, worker + k, 1) : static_cast<void>(sum[k] = worker[k]);
+    sum_.covered[k] = 1;
+  }
+}
+
+// ---- rows ---------------------------------------------------------------------------------------------------------
+
+void Rounds::RowSum::clear() {
+  keyed.clear();
+  rows.clear();
+  table.clear();
+}
+
+void Rounds::RowSum::grow() {
+  size_t size = 64;
+  while (size < 4 * (keyed.size() + 1)) size *= 2;
+  table.assign(size, 0);
+  for (uint32_t i = 0; i < keyed.size(); ++i) {
+    size_t at = mix(keyed[i].hash) & (size - 1);
+    while (table[at] != 0) at = (at + 1) & (size - 1);
+    table[at] = i + 1;
+  }
+}
+
+float* Rounds::RowSum::find(uint64_t hash, size_t dim, bool* fresh) {
+  if (2 * (keyed.size() + 1) > table.size()) grow();
+  size_t at = mix(hash) & (table.size() - 1);
+  while (table[at] != 0 && keyed[table[at] - 1].hash != hash) at = (at + 1) & (table.size() - 1);
+  *fresh = table[at] == 0;
+  if (*fresh) {
+    keyed.push_back({hash, static_cast<uint32_t>(keyed.size())});
+    rows.resize(rows.size() + dim);
+    table[at] = static_cast<uint32_t>(keyed.size());
+  }
+  return rows.data() + (table[at] - 1) * dim;
+}
+
+void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
+  const size_t dim = target.table->spec().dim;
+  const RuleKernels& rule = rule_of(target);
+  const bool mean = takes_mean(target);
+  const auto merge = [&](RowSum* into, const RowSum& from) {
+    for (size_t i = 0; i < from.keyed.size(); ++i) {
+      bool fresh = false;
+      float* const row = into->find(from.keyed[i].hash, dim, &fresh);
+      const float* const g = from.rows.data() + i * dim;
+      fresh ? static_cast<void>(std::memcpy(row, g, dim * sizeof(float))) : combine_into(rule, row, g, dim);
+    }
+  };
+  std::vector<float> one(dim);
+  RowSum worker;
+  for (size_t i = begin; i < end; ++i) {
+    const Push& push = pushes_[i];
+    RowSum rows;  // repeated keys of one push come first
+    for (const Keyed& key : push.keyed) {
+      bool fresh = false;
+      float* const row = rows.find(key.hash, dim, &fresh);
+      const std::byte* const g = push.numbers + key.at * dim * size_of(push.dtype);
+      kernels().to_f32(push.dtype, g, fresh ? row : one.data(), dim);
+      if (!fresh) combine_into(rule, row, one.data(), dim);
+    }
+    if (mean) kernels().scale(rows.rows.data(), static_cast<float>(push.weight), rows.rows.size());
+    end - begin == 1 ? merge(&sum_.rows, rows) : merge(&worker, rows);
+  }
+  if (end - begin != 1) merge(&sum_.rows, worker);
+}
+
+// ---- the update ---------------------------------------------------------------------------------------------------
+
+Status Rounds::apply(const Target& target, double weight) {
+  const bool mean = takes_mean(target);
+  const auto by = static_cast<float>(1.0 / weight);
+  if (target.table != nullptr) {
+    RowSum& rows = sum_.rows;
+    if (mean) kernels().scale(rows.rows.data(), by, rows.rows.size());
+    const Arrays arrays{rows.rows.data(), nullptr, Dtype::kFloat32, Dtype::kFloat32, false};
+    return target.table->apply(target.shard, sum_.hyper, rows.keyed.data(), rows.keyed.size(), arrays);
+  }
+  Tensor& tensor = *target.tensor;
+  const Cut& cut = tensor.cut();
+  const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
+  if (mean) kernels().scale(reinterpret_cast<float*>(sum_.numbers.data()), by, n);
+  std::vector<Span> spans;
+  if (sum_.covered.empty()) {
+    spans.push_back({first, n, 0});
+  } else {
+    for (uint64_t k = 0; k < n;) {
+      uint64_t end = k;
+      while (end < n && sum_.covered[end] == sum_.covered[k]) ++end;
+      if (sum_.covered[k] != 0) spans.push_back({first + k, end - k, k});
+      k = end;
+    }
+  }
+  const Dtype dtype = tensor.spec().dtype;
+  tensor.apply(target.shard, sum_.hyper, spans.data(), spans.size(),
+               {sum_.numbers.data(), nullptr, dtype, dtype, false});
+  return {};
+}
+
+void Rounds::make(const Gate& gate, const Target& target, Shard& shard) {
+  const uint64_t iteration = gate.made();
+  size_t end = 0;
+  while (end < pushes_.size() && pushes_[end].iteration <= iteration) ++end;
+  for (size_t begin = 0; begin < end;) {
+    size_t next = begin + 1;
+    while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
+    // What was pushed and never closed does not count: its worker was lost.
+    if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
+    begin = next;
+  }
+  pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
+  if (sum_.any) {
+    const double weight = gate.weight(iteration);
+    const Status status = apply(target, weight > 0 ? weight : sum_.weight);
+    if (status.ok()) {
+      ++shard.version;
+    } else {
+      if (errors_.size() == kErrorsMax) errors_.erase(errors_.begin());
+      errors_.push_back({iteration, status});
+    }
+  }
+  sum_.any = false;
+  sum_.next = 0;
+  sum_.weight = 0;
+  sum_.covered.clear();
+  sum_.rows.clear();
+  if (pushes_.empty()) sum_.numbers = {};  // a shard at rest keeps nothing
+}
+
+Status Rounds::error(uint64_t iteration) const {
+  for (const auto& [which, status] : errors_) {
+    if (which == iteration) return status;
+  }
+  return {};
+}
+
+uint64_t Rounds::first(const Gate& gate) const {
+  if (sum_.any) return gate.made();
+  return pushes_.empty() ? Gate::kNone : std::max(gate.made(), pushes_.front().iteration);
+}
+
+void make_updates(Shard& shard, const Target& target) {
+  Gate& gate = *shard.gate;
+  auto* const rounds = static_cast<Rounds*>(shard.staged.get());
+  const uint64_t complete = gate.complete();
+  while (gate.made() < complete) {
+    // Iterations in which nobody pushed change nothing.
+    const uint64_t next = rounds != nullptr ? rounds->first(gate) : Gate::kNone;
+    gate.advance(std::min(next, complete));
+    if (next >= complete) break;
+    rounds->make(gate, target, shard);
+    gate.advance(gate.made() + 1);
+  }
+  gate.forget(gate.made());
+}
+
+void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t clock, double weight) {
+  Gate& gate = *shard.gate;
+  if (!gate.close(rank, clock, weight, os::now_ns())) return;
+  if (gate.sync().rounds()) {
+    if (shard.staged != nullptr) static_cast<Rounds&>(*shard.staged).fold(gate, target);
+    make_updates(shard, target);
+  }
+  std::vector<std::unique_ptr<Waiting>> freed;
+  shard.parked.free(shard, &freed);
+}
+
+}  // namespace windlass

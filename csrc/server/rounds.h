@@ -1,0 +1,103 @@
+// Rounds: what was pushed to a shard under BSP and waits for its update.
+//
+// Update c is made when everybody has closed c (sync/gate.h), from what each contributed: first what one worker pushed,
+// in the order of its sequences, then the workers in the order of their ranks. So it is the same numbers in the same
+// order whoever comes first:
+//
+//     rank 0   w * g
+//     rank 1   w * g  +  w' * g'   (two pushes)          ((rank 0 + rank 1) + rank 2) / all weights   ->   rule
+//     rank 2   w * g
+//
+// Optimizers take the mean, Sum adds, Max takes the largest, Assign the highest rank's.
+//
+// A push that lies in its worker's arena stays there. What came over a socket is added to a running sum as soon as all
+// lower ranks have closed the iteration; until then it waits in memory that is limited.
+//
+// Thread safety: the holder of the shard's turn.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "session/shard.h"
+#include "table/table.h"
+#include "tensor/tensor.h"
+
+namespace windlass {
+
+// Whose shard it is.
+struct Target {
+  Tensor* tensor = nullptr;  // one of the two
+  Table* table = nullptr;
+  uint32_t shard = 0;
+};
+
+class Rounds final : public Staged {
+ public:
+  struct Push {
+    uint32_t rank = 0;
+    uint64_t iteration = 0;
+    double weight = 1;
+    Hyper hyper;
+    Dtype dtype = Dtype::kFloat32;
+    std::vector<Span> spans;   // of a tensor; `at` counts from `numbers`
+    std::vector<Keyed> keyed;  // of a table, likewise in rows
+    const std::byte* numbers = nullptr;
+    uint64_t bytes = 0;                  // of the numbers, where they have to be copied to stay
+    std::shared_ptr<const void> memory;  // what keeps the numbers; null: they are good while the turn is held
+    bool charged = false;                // the memory is limited
+  };
+
+  // False when it comes too late to be counted.
+  bool add(Push push, const Gate& gate);
+  // Whether all lower ranks have closed the iteration, and the one before it is made: what this worker pushes goes into
+  // the running sum as soon as it closes, too.
+  static bool is_next(uint32_t rank, uint64_t iteration, const Gate& gate);
+  // Adds to the running sum what can be, so that memory that is limited, or good for this turn only, is used no more.
+  void fold(const Gate& gate, const Target& target);
+  // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while.
+  void make(const Gate& gate, const Target& target, Shard& shard);
+  Status error(uint64_t iteration) const;
+  // The first iteration there is anything for; Gate::kNone when there is none.
+  uint64_t first(const Gate& gate) const;
+
+ private:
+  // A row per key.
+  struct RowSum {
+    std::vector<Keyed> keyed;  // each once; `at` counts rows
+    std::vector<float> rows;
+    std::vector<uint32_t> table;  // of places in `keyed`, plus one
+
+    float* find(uint64_t hash, size_t dim, bool* fresh);
+    void grow();
+    void clear();
+  };
+  struct Sum {
+    bool any = false;
+    uint32_t next = 0;  // ranks below are in it
+    double weight = 0;  // of the pushes in it
+    Hyper hyper;        // of the lowest rank
+    std::vector<std::byte> numbers;
+    std::vector<uint8_t> covered;  // empty: everything
+    RowSum rows;
+  };
+
+  void add_worker(size_t begin, size_t end, const Target& target);
+  template <class T>
+  void add_dense(size_t begin, size_t end, const Target& target);
+  void add_rows(size_t begin, size_t end, const Target& target);
+  Status apply(const Target& target, double weight);
+
+  std::vector<Push> pushes_;  // by iteration, rank, and order of arrival
+  Sum sum_;                   // of the next update
+  std::vector<std::pair<uint64_t, Status>> errors_;
+};
+
+// With the turn: makes every update that is complete.
+void make_updates(Shard& shard, const Target& target);
+
+// With the turn: a worker inside this process has closed everything before `clock`. Whoever waited for that goes on.
+void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t clock, double weight);
+
+}  // namespace windlass

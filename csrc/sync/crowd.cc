@@ -1,0 +1,150 @@
+#include "sync/crowd.h"
+
+#include <algorithm>
+
+namespace windlass {
+
+// Everybody's pace, for objects without gates.
+bool Crowd::changed_locked() {
+  View view;
+  view.known = known_;
+  for (const auto& [rank, w] : workers_) {
+    if (w.waited()) view.workers.push_back({rank, std::max(w.entered_at, w.ticked)});
+  }
+  pace_.set_view(view, 0);
+  alone_.store(view.workers.size() < 2, std::memory_order_relaxed);
+  return true;
+}
+
+bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const std::vector<uint32_t>& waited) {
+  std::lock_guard lock(mutex_);
+  if (number <= number_) return false;
+  number_ = number;
+  known_ = true;
+  for (auto& [rank, w] : workers_) {
+    const bool stays = std::any_of(workers.begin(), workers.end(), [&, r = rank, n = w.incarnation](const Member& m) {
+      return m.rank == r && m.incarnation == n;
+    });
+    if (w.in_view && !stays)
+      given_up_.insert(std::lower_bound(given_up_.begin(), given_up_.end(), w.incarnation), w.incarnation);
+    w.in_view = w.replaced = false;
+  }
+  for (const Member& m : workers) {
+    Known& w = workers_[m.rank];
+    w.in_view = true;
+    w.starts = m.starts;
+    w.incarnation = m.incarnation;
+  }
+  for (const uint32_t rank : waited) workers_[rank].replaced = true;
+  world_size_ = std::max(world_size_, static_cast<uint32_t>(workers.size() + waited.size()));
+  return changed_locked();
+}
+
+bool Crowd::assume(uint32_t world_size, uint64_t clock) {
+  std::lock_guard lock(mutex_);
+  if (known_ && (!assumed_ || world_size <= world_size_)) return false;
+  known_ = assumed_ = true;
+  world_size_ = world_size;
+  workers_.clear();
+  for (uint32_t rank = 0; rank < world_size; ++rank) {
+    Known& w = workers_[rank];
+    w.in_view = w.starts = true;
+    w.entered_at = clock;
+  }
+  return changed_locked();
+}
+
+bool Crowd::left(uint32_t rank) {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (!assumed_ || it == workers_.end() || !it->second.in_view) return false;
+  it->second.in_view = false;
+  return changed_locked();
+}
+
+bool Crowd::enter(uint32_t rank, uint64_t incarnation, uint64_t clock) {
+  std::lock_guard lock(mutex_);
+  Known& w = workers_[rank];
+  w.entered = incarnation;
+  if (assumed_) w.in_view = w.starts = true;
+  w.entered_at = std::max(w.entered_at, clock);
+  return changed_locked();
+}
+
+bool Crowd::tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (it == workers_.end() || clock <= it->second.ticked) return false;
+  it->second.ticked = clock;
+  it->second.open = std::move(open);
+  pace_.close(rank, clock, 0, 0);
+  return true;
+}
+
+View Crowd::view(uint32_t object) const {
+  std::lock_guard lock(mutex_);
+  View view;
+  view.known = known_;
+  for (const auto& [rank, w] : workers_) {
+    if (!w.waited()) continue;
+    const bool has = std::binary_search(w.open.begin(), w.open.end(), object);
+    view.workers.push_back({rank, has ? w.entered_at : std::max(w.entered_at, w.ticked)});
+  }
+  return view;
+}
+
+uint32_t Crowd::world_size() const {
+  std::lock_guard lock(mutex_);
+  return world_size_;
+}
+
+bool Crowd::waits_for(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  return it != workers_.end() && it->second.waited();
+}
+
+bool Crowd::given_up(uint64_t incarnation) const {
+  std::lock_guard lock(mutex_);
+  return std::binary_search(given_up_.begin(), given_up_.end(), incarnation);
+}
+
+uint64_t Crowd::slowest(uint32_t but) const {
+  if (alone()) return Gate::kNone;
+  std::lock_guard lock(mutex_);
+  return pace_.seen(but);
+}
+
+uint64_t Crowd::ticked(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  return it != workers_.end() ? std::max(it->second.entered_at, it->second.ticked) : 0;
+}
+
+void Crowd::count_pull(uint64_t asked, uint64_t seen) {
+  const uint64_t staleness = asked > seen ? asked - seen : 0;
+  pulls_.fetch_add(1, std::memory_order_relaxed);
+  staleness_[std::min<uint64_t>(staleness, SyncStats::kBuckets - 1)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Crowd::count_wait(uint32_t rank, int64_t ns) {
+  waits_.fetch_add(1, std::memory_order_relaxed);
+  waited_ns_.fetch_add(static_cast<uint64_t>(ns), std::memory_order_relaxed);
+  if (rank == Gate::kOutsider) return;
+  std::lock_guard lock(waited_mutex_);
+  waited_for_[rank] += ns;
+}
+
+SyncStats Crowd::stats() const {
+  SyncStats s;
+  s.pulls = pulls_;
+  for (size_t i = 0; i < SyncStats::kBuckets; ++i) s.staleness[i] = staleness_[i];
+  s.waits = waits_;
+  s.waited_seconds = static_cast<double>(waited_ns_) * 1e-9;
+  s.late = late_;
+  std::lock_guard lock(waited_mutex_);
+  for (const auto& [rank, ns] : waited_for_) s.waited_for[rank] = static_cast<double>(ns) * 1e-9;
+  return s;
+}
+
+}  // namespace windlass

@@ -1,0 +1,111 @@
+// Crowd: the workers of an app as a server knows them, and how its pulls went.
+//
+// Who is waited for is the scheduler's to say, in numbered views. Where there is no scheduler, it is everybody that the
+// first client counted (its world_size), until they say goodbye. Either way a worker that comes late is waited for once
+// it has said at which clock it begins: enter().
+//
+// A worker closes the shards of objects it has open one by one. All others it closes with a tick, which names the
+// objects it has open; that is what a View's clocks are for.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "sync/gate.h"
+
+namespace windlass {
+
+// How pulls went, for people.
+struct SyncStats {
+  static constexpr size_t kBuckets = 16;  // the last one is for so many and more
+  uint64_t pulls = 0;
+  uint64_t staleness[kBuckets] = {};
+  uint64_t waits = 0;
+  double waited_seconds = 0;
+  std::map<uint32_t, double> waited_for;  // seconds, by rank
+  uint64_t late = 0;                      // pushes that came after their update was made
+};
+
+class Crowd {
+ public:
+  explicit Crowd(std::string app) : app_(std::move(app)) {}
+  Crowd(const Crowd&) = delete;
+  Crowd& operator=(const Crowd&) = delete;
+
+  const std::string& app() const { return app_; }
+
+  // Each returns whether the view has changed: then every gate must be told.
+  struct Member {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    bool starts = false;  // at clock 0; others enter
+  };
+  bool set_view(uint64_t number, const std::vector<Member>& workers, const std::vector<uint32_t>& waited);
+  // Where nobody forms views: so many workers, from this clock on. A larger world replaces a smaller one.
+  bool assume(uint32_t world_size, uint64_t clock = 0);
+  bool left(uint32_t rank);
+  bool enter(uint32_t rank, uint64_t incarnation, uint64_t clock);
+  // All iterations before `clock` are closed, except at shards of these objects (ascending).
+  bool tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open);
+
+  View view(uint32_t object) const;
+  uint32_t world_size() const;
+  bool waits_for(uint32_t rank) const;
+  // Whether a session was in a view and is not any more: it was given up.
+  bool given_up(uint64_t incarnation) const;
+  // Whether there is nobody but one worker: nothing can be stale.
+  bool alone() const { return alone_.load(std::memory_order_relaxed); }
+
+  // For objects without gates: the clock of the slowest of the others, by their ticks. Gate::kNone: there are none.
+  uint64_t slowest(uint32_t but) const;
+  uint64_t ticked(uint32_t rank) const;
+
+  template <class Visit>
+  void visit_pace(Visit visit) const {
+    std::lock_guard lock(mutex_);
+    visit(pace_);
+  }
+
+  void count_pull(uint64_t asked, uint64_t seen);
+  void count_wait(uint32_t rank, int64_t ns);
+  void count_late() { late_.fetch_add(1, std::memory_order_relaxed); }
+  SyncStats stats() const;
+
+ private:
+  struct Known {
+    bool in_view = false;
+    bool starts = false;                    // with the app, and need not enter
+    bool replaced = false;                  // somebody who takes its place is waited for
+    uint64_t incarnation = 0, entered = 0;  // who is in the view, and who has entered
+    uint64_t entered_at = 0;
+    uint64_t ticked = 0;
+    std::vector<uint32_t> open;
+
+    bool waited() const { return (in_view && (starts || entered == incarnation)) || replaced; }
+  };
+  bool changed_locked();
+
+  const std::string app_;
+  mutable std::mutex mutex_;
+  uint64_t number_ = 0;  // of the view
+  bool known_ = false;
+  bool assumed_ = false;
+  uint32_t world_size_ = 0;
+  std::map<uint32_t, Known> workers_;
+  std::vector<uint64_t> given_up_;  // incarnations, ascending
+  Gate pace_{Sync()};               // everybody's ticks
+  std::atomic<bool> alone_{true};
+
+  std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0}, late_{0};
+  std::atomic<uint64_t> staleness_[SyncStats::kBuckets] = {};
+  mutable std::mutex waited_mutex_;
+  std::map<uint32_t, int64_t> waited_for_;  // ns, by rank
+};
+
+}  // namespace windlass
