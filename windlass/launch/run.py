@@ -78,6 +78,8 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": master,
             "WINDLASS_APP": settings.app,
+            "WINDLASS_SYNC": settings.sync,
+            "WINDLASS_ON_WORKER_LOSS": settings.on_worker_loss,
         }
         plans.append(Plan("worker", rank, command, common | theirs))
     return plans
