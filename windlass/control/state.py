@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 
 from windlass.control import messages as m
+from windlass.control.consistency import Total, totals
 from windlass.control.events import (
     Action,
     Admit,
@@ -64,6 +65,7 @@ class State:
         self.servers: dict[int, int] = {}  # incarnations, by number
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
         self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
+        self._lost_reports: list[m.Report] = []  # what they counted has happened
         self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
         self.apps: dict[str, App] = {}
         self.objects: dict[int, Object] = {}
@@ -337,6 +339,11 @@ class State:
             names.append("any worker")
         return names
 
+    def consistency(self) -> dict[str, Total]:
+        """What policies did, by app."""
+        there = [self.members[number].report for number in self.servers.values()]
+        return totals(report.sync for report in [*there, *self._lost_reports])
+
     def _waiting(self) -> list[int]:
         """Those that have come and cannot begin."""
         waiting = [n for app in self.apps.values() if not app.started for n in app.workers.values()]
@@ -426,6 +433,7 @@ class State:
             return
         self.lost[member.index] = why
         self._lost_peers[member.index] = member.peer()
+        self._lost_reports.append(member.report)
         shards = sum(o.owners.count(member.index) for o in self.objects.values())
         if shards:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
