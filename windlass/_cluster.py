@@ -422,15 +422,19 @@ class Cluster:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
+        self._close(self._timeout if timeout is None else timeout)
+
+    def _close(self, timeout: float, *, failed: bool = False) -> None:
+        """`failed`: this worker did not get to its end, and may be replaced."""
         if self._engine.forked:
             return
         try:
-            self._engine.close(self._timeout if timeout is None else timeout)
+            self._engine.close(timeout)
         finally:
             if self._dialer is not None:
                 self._dialer.close()
             if self._attendance is not None:
-                self._attendance.close()
+                self._attendance.close(failed=failed)
         self._session.raise_unseen()
 
     def __enter__(self) -> "Cluster":
@@ -442,8 +446,9 @@ class Cluster:
         if error is None:
             self.close()
         else:  # the error on its way says more than what close() would add
+            meant = isinstance(error, SystemExit) and error.code in (None, 0)
             with contextlib.suppress(WindlassError):
-                self.close(timeout=min(self._timeout, _CLOSE_SECONDS))
+                self._close(min(self._timeout, _CLOSE_SECONDS), failed=not meant)
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else "open"
@@ -466,9 +471,10 @@ def _close_all() -> None:
     function that is left that way ends the process.
     """
     clusters = list(_open)
+    failed = hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # a traceback, and nobody there to go on after it
     for cluster in clusters:
         with contextlib.suppress(WindlassError):
-            cluster.close(timeout=5.0)
+            cluster._close(5.0, failed=failed)
     deadline = time.monotonic() + 1.0
     while clusters and _others_inside() and time.monotonic() < deadline:
         time.sleep(0.001)
