@@ -4,6 +4,7 @@ import pytest
 from brain import Brain, started
 
 from windlass.control import messages as m
+from windlass.control.events import Fired
 
 
 def since(view: m.View) -> dict[int, int]:
@@ -189,6 +190,8 @@ def test_an_app_that_lost_all_its_workers_waits_for_one_of_them():
     assert brain.timers["replace:default"] is None  # there is time for the others again
     view = brain.last(100, m.View)
     assert (view.started, since(view)) == (1, {0: 5})  # nobody starts anew: the servers have what was done
+    brain.feed(Fired("replace:default"))  # one that was on its way
+    assert last(brain) == (5, [0], [1, 2])
 
 
 @pytest.mark.parametrize("linger", [False, True])
@@ -237,6 +240,18 @@ def test_a_cluster_ends_as_failed_if_one_of_its_apps_did():
     assert brain.end is not None
     assert brain.end.failed
     assert "in place of worker 0" in brain.end.why
+
+
+def test_an_app_that_was_lost_and_trained_again_has_not_failed():
+    brain = waiting(workers=1)
+    brain.workers(1, app="other", first=400)
+    brain.die(200)
+    brain.fire("replace:default")
+    brain.workers(1, first=500)
+    for worker in (500, 400):
+        brain.say(worker, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
 
 
 def test_another_app_does_not_end_while_one_waits():
