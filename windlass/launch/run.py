@@ -32,8 +32,8 @@ END_SECONDS = 2.0  # from being asked to end to being ended
 _BACKLOG = 1024
 REPLACEMENTS_MAX = 3  # of one rank
 _LAST_LINES = 10
-_ASK_SECONDS = 2.0  # for the scheduler to answer
-_LOOK_SECONDS = 0.1  # between two looks at whether it knows of a death
+_ASK_SECONDS = 1.0  # for the scheduler to answer
+_LOOK_SECONDS = 0.1  # between two questions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,8 @@ class _Launch:
         self._plans: dict[int, Plan] = {}  # of workers, by rank
         self._starts: collections.Counter[int] = collections.Counter()  # by rank
         self._replacing: dict[int, float] = {}  # ranks, and when to start a replacement at the latest
-        self._look_at = 0.0  # not before
+        self._undecided: list[str] = []  # what to say of workers that failed, if the others go on
+        self._look_at = 0.0  # the scheduler is asked no sooner
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -218,8 +219,12 @@ class _Launch:
     def wait(self) -> int:
         """Until the workers are done, cannot go on, or somebody interrupts."""
         while self._interrupted is None and not self._over and (self._running("worker") or self._replacing):
-            self._turn(_LOOK_SECONDS if self._replacing else None)
-            self._replace()
+            self._turn(_LOOK_SECONDS if self._replacing or self._undecided else None)
+            if (self._replacing or self._undecided) and time.monotonic() >= self._look_at:
+                status = self._status()
+                self._replace(status)
+                self._decide(status)
+                self._look_at = time.monotonic() + _LOOK_SECONDS
         self.end_all()
         if self._interrupted is not None:
             print(f"windlass run: ended by {self._interrupted.name}", file=sys.stderr)
@@ -271,15 +276,13 @@ class _Launch:
             self._replacing[rank] = time.monotonic() + self._settings.failure_timeout + 1.0
             return
         self._failed = self._failed or child
-        if not self._running("worker") and not self._replacing:
-            return
-        if self._settings.on_worker_loss == "wait" or not self._has_started():
+        if self._settings.on_worker_loss == "wait":
             self._over = True
-        else:
-            self._say(f"{how}; the others go on")
+        elif self._running("worker"):
+            self._undecided.append(f"{how}; the others go on")
 
     def _status(self) -> dict[str, Any] | None:
-        """What the scheduler says; None: it is not there."""
+        """What the scheduler says; None: nothing."""
         from windlass.observe.status import fetch  # few runs need it
 
         try:
@@ -288,17 +291,18 @@ class _Launch:
         except (WindlassError, OSError):
             return None
 
-    def _has_started(self) -> bool:
-        """Whether all workers had come once. Before that, those who have come wait for the one that failed."""
-        status = self._status()
-        return status is None or any(app["view"] > 0 for app in status["apps"])
-
-    def _replace(self) -> None:
-        """Once the scheduler knows that they are dead: it would refuse a second worker of the same rank."""
-        if not self._replacing or time.monotonic() < self._look_at:
+    def _decide(self, status: dict[str, Any] | None) -> None:
+        """Whether the others go on: not before all have come once, since they wait for the one that failed."""
+        if status is None and self._running("scheduler"):
+            return  # it may not be up yet
+        if status is not None and not any(app["view"] > 0 for app in status["apps"]):
+            self._over = bool(self._undecided)
             return
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        status = self._status()
+        while self._undecided:
+            self._say(self._undecided.pop(0))
+
+    def _replace(self, status: dict[str, Any] | None) -> None:
+        """Once the scheduler knows that they are dead: it would refuse a second worker of the same rank."""
         pids = [] if status is None else [one["pid"] for one in status["members"] if one["role"] == "worker"]
         known = all(map(_lives, pids))
         for rank, latest in list(self._replacing.items()):
