@@ -34,13 +34,17 @@ from windlass._keys import unique
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._step import Step
+from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
 from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ASP",
+    "BSP",
     "SGD",
+    "SSP",
     "AccessDenied",
     "Adagrad",
     "Adam",
@@ -58,6 +62,7 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Max",
+    "MaxDelay",
     "NonFinite",
     "Normal",
     "NotFound",
@@ -73,6 +78,7 @@ __all__ = [
     "StaleMap",
     "Step",
     "Sum",
+    "Sync",
     "Table",
     "Tensor",
     "Timeout",

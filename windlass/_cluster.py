@@ -26,6 +26,7 @@ from windlass._settings import load as load_settings
 from windlass._settings import token_of
 from windlass._slots import Slots
 from windlass._step import Step
+from windlass._sync import ASP, Sync, parse_sync
 from windlass._table import Table
 from windlass._tensor import Tensor
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _THREADS_MAX = 256
 _CLOSE_SECONDS = 5.0  # at most, after an error
 Transport = Literal["auto", "arena", "socket"]
+OnWorkerLoss = Literal["continue", "wait"]
 _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 
@@ -51,6 +53,8 @@ def connect(
     failure_timeout: float = 5.0,
     checksums: bool | None = None,
     transport: Transport | None = None,
+    sync: Sync | str | None = None,
+    on_worker_loss: OnWorkerLoss | None = None,
     threads: int | None = None,
     memory_bytes_max: int | None = None,
 ) -> "Cluster":
@@ -71,6 +75,9 @@ def connect(
     checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
     transport: "auto" shares memory with servers on this host, so that numbers are not sent; "arena" is an error where
         that cannot be; "socket" sends everything (default: WINDLASS_TRANSPORT, else "auto").
+    sync: the policy of the app's objects, such as BSP(), SSP(3) or "ssp:3" (default: WINDLASS_SYNC, else ASP()).
+    on_worker_loss: whether the others "continue" without a worker that is lost, or "wait" for a replacement; the same
+        for all workers of an app (default: WINDLASS_ON_WORKER_LOSS, else "continue").
 
     Without servers, the one inside this process has two settings.
 
@@ -85,7 +92,10 @@ def connect(
         raise InvalidArgument(complaint)
     if transport not in (None, "auto", "arena", "socket"):
         raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
-    settings = load_settings({"address": address, "app": app, "transport": transport})
+    if on_worker_loss not in (None, "continue", "wait"):
+        raise InvalidArgument(f'connect: on_worker_loss must be "continue" or "wait", not {on_worker_loss!r}')
+    settings = load_settings({"address": address, "app": app, "transport": transport, "on_worker_loss": on_worker_loss})
+    policy = parse_sync(sync, parse_sync(settings.sync, ASP(), "sync"), "connect: sync")
     if servers is None and settings.role != "worker":
         become_role(settings.role)
     if servers is None and settings.address is not None:
@@ -104,18 +114,22 @@ def connect(
             reader,
             int(os.environ.get("WINDLASS_CLUSTER") or "0", 16),
             client_tls(settings.tls_ca),
+            policy,
+            settings.on_worker_loss,
         )
         return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
     if address is not None:
         raise InvalidArgument("connect: either address, of a scheduler, or servers")
     if reader:
         raise InvalidArgument("connect: a reader needs the address of a scheduler")
+    if on_worker_loss is not None:
+        raise InvalidArgument("connect: on_worker_loss needs the address of a scheduler, who knows of losses")
     if servers is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
         if rank is None and world_size is None:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
-        remote = Remote.of(servers, settings.app, token, failure_timeout, checksums, settings.transport)
+        remote = Remote.of(servers, settings.app, token, failure_timeout, checksums, settings.transport, policy)
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
     if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(
@@ -133,7 +147,7 @@ def connect(
     if memory_bytes_max is not None and not (is_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
-    return Cluster(engine, _core.Session(engine, 0, 1), None, timeout)
+    return Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +159,8 @@ class Remote:
     token: bytes = dataclasses.field(repr=False)
     failure_timeout: float
     checksums: bool | None
-    transport: Transport = "auto"
+    transport: Transport
+    sync: Sync  #: of its objects
 
     @classmethod
     def of(
@@ -156,6 +171,7 @@ class Remote:
         failure_timeout: float,
         checksums: bool | None,
         transport: Transport,
+        sync: Sync,
     ) -> "Remote":
         """Checks what connect() was given."""
         if isinstance(servers, str) or not all(isinstance(s, str) for s in servers) or not servers:
@@ -170,7 +186,7 @@ class Remote:
         secret = _secret(token)
         if transport == "arena" and (far := [str(address) for address in addresses if not is_here(address)]):
             raise InvalidArgument(f'connect: transport="arena" needs servers on this host, not {far}')
-        return cls(addresses, app, secret, failure_timeout, checksums, transport)
+        return cls(addresses, app, secret, failure_timeout, checksums, transport, sync)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> "Cluster":
         """A cluster on the servers, once all connections are up."""
@@ -187,7 +203,7 @@ class Remote:
             links.stop()
             dialer.close()
             raise
-        return Cluster(engine, _core.Session(engine, rank, world_size), dialer, timeout, self)
+        return Cluster(engine, _core.Session(engine, rank, world_size), dialer, timeout, self, sync=self.sync)
 
 
 def _scheduler_address(text: str) -> Address:
@@ -245,6 +261,8 @@ class Cluster:
         timeout: float,
         remote: Remote | None = None,
         attendance: "Attendance | None" = None,
+        *,
+        sync: Sync,
     ) -> None:
         self._engine = engine
         self._session = session
@@ -252,6 +270,7 @@ class Cluster:
         self._remote = remote
         self._attendance = attendance
         self._timeout = timeout
+        self._sync = sync
         _open.add(self)
 
     def tensor(
@@ -330,7 +349,8 @@ class Cluster:
             raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
         self._engine.check()
         if self._remote is None:
-            return Cluster(self._engine, _core.Session(self._engine, rank, world_size), None, self._timeout)
+            session = _core.Session(self._engine, rank, world_size)
+            return Cluster(self._engine, session, None, self._timeout, sync=self._sync)
         if self._attendance is not None:
             from windlass._scheduled import join
 
@@ -351,6 +371,11 @@ class Cluster:
     def clock(self) -> int:
         """How many iterations this worker has closed."""
         return self._session.clock
+
+    @property
+    def sync(self) -> Sync:
+        """The policy of its objects."""
+        return self._sync
 
     @property
     def memory_bytes(self) -> int:
@@ -397,15 +422,19 @@ class Cluster:
 
     def close(self, *, timeout: float | None = None) -> None:
         """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
+        self._close(self._timeout if timeout is None else timeout)
+
+    def _close(self, timeout: float, *, failed: bool = False) -> None:
+        """`failed`: this worker did not get to its end, and may be replaced."""
         if self._engine.forked:
             return
         try:
-            self._engine.close(self._timeout if timeout is None else timeout)
+            self._engine.close(timeout)
         finally:
             if self._dialer is not None:
                 self._dialer.close()
             if self._attendance is not None:
-                self._attendance.close()
+                self._attendance.close(failed=failed)
         self._session.raise_unseen()
 
     def __enter__(self) -> "Cluster":
@@ -417,8 +446,9 @@ class Cluster:
         if error is None:
             self.close()
         else:  # the error on its way says more than what close() would add
+            meant = isinstance(error, SystemExit) and error.code in (None, 0)
             with contextlib.suppress(WindlassError):
-                self.close(timeout=min(self._timeout, _CLOSE_SECONDS))
+                self._close(min(self._timeout, _CLOSE_SECONDS), failed=not meant)
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else "open"
@@ -441,9 +471,10 @@ def _close_all() -> None:
     function that is left that way ends the process.
     """
     clusters = list(_open)
+    failed = hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # a traceback, and nobody there to go on after it
     for cluster in clusters:
         with contextlib.suppress(WindlassError):
-            cluster.close(timeout=5.0)
+            cluster._close(5.0, failed=failed)
     deadline = time.monotonic() + 1.0
     while clusters and _others_inside() and time.monotonic() < deadline:
         time.sleep(0.001)

@@ -9,9 +9,10 @@ import time
 
 from windlass import _core
 from windlass._address import Address, is_here
-from windlass._cluster import Cluster, Remote, Transport, is_whole
+from windlass._cluster import Cluster, OnWorkerLoss, Remote, Transport, is_whole
 from windlass._dial import Dialer
 from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
+from windlass._sync import Sync
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 
@@ -39,9 +40,11 @@ class Scheduled:
     token: bytes = dataclasses.field(repr=False)
     checksums: bool | None
     transport: Transport
-    reader: bool = False
-    cluster_id: int = 0
-    tls: ssl.SSLContext | None = None
+    reader: bool
+    cluster_id: int
+    tls: ssl.SSLContext | None
+    sync: Sync  #: of the app's objects
+    on_worker_loss: OnWorkerLoss
 
     def attend(self, rank: int | None, world_size: int, timeout: float) -> "Attendance":
         """Joins and waits for the first view. Raises Timeout with the names of those who are missing."""
@@ -66,6 +69,7 @@ class Attendance:
             None if at.reader else rank,
             world_size,
             at.cluster_id,
+            on_worker_loss=at.on_worker_loss,
             **here(),
         )
         self.at = at
@@ -102,6 +106,11 @@ class Attendance:
         """Who trains together at the moment."""
         assert self._view is not None
         return self._view
+
+    @property
+    def incarnation(self) -> int:
+        """The number this session is known by."""
+        return self.member.join.incarnation
 
     @property
     def rank(self) -> int:
@@ -220,5 +229,6 @@ def join(
         welcome.failure_timeout,
         scheduled.checksums,
         scheduled.transport,
+        scheduled.sync,
     )
-    return Cluster(engine, session, dialer, timeout, remote, attendance)
+    return Cluster(engine, session, dialer, timeout, remote, attendance, sync=scheduled.sync)

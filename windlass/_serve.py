@@ -33,6 +33,8 @@ from windlass._move import Host as MovingHost
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
 CLOSE_SECONDS = 5.0
+OVERDUE_SECONDS = 30.0  # a wait of so long is worth a line, and again after as long
+_OVERDUE_EVERY_SECONDS = 1.0
 _BACKLOG = 1024
 _PAUSE_SECONDS = 0.1
 _QUIET_SECONDS = 30.0  # strangers do not fill the log
@@ -196,7 +198,8 @@ async def _serve(
                 listeners.append(listen_on(side_door(door), _BACKLOG))
             with told_by_end_of(until_eof, stop):
                 ready(open_to, end)
-                await _until(stop, Doorman(listeners, token, host, door))
+                with _says_who_is_waited_for(host):
+                    await _until(stop, Doorman(listeners, token, host, door))
         finally:
             for listener in listeners:
                 listener.close()
@@ -220,6 +223,28 @@ def _close(host: Host) -> None:
         host.close(CLOSE_SECONDS)
     except Timeout as error:
         _log.warning("server: %s", error)
+
+
+@contextlib.contextmanager
+def _says_who_is_waited_for(host: Host) -> Iterator[None]:
+    """Pulls that wait for long are in the log, with those they wait for; the host says each anew after a while."""
+    if (overdue := getattr(host, "overdue", None)) is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_OVERDUE_EVERY_SECONDS):
+            for line in overdue(OVERDUE_SECONDS):
+                _log.warning("server: %s", line)
+
+    thread = threading.Thread(target=watch, name="windlass-overdue", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(CLOSE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from windlass._errors import InvalidArgument
 from windlass._handshake import load_token
+from windlass._sync import ASP, parse_sync
 
-Kind = Literal["text", "count", "bytes", "seconds", "flag", "path"]
+Kind = Literal["text", "count", "bytes", "seconds", "flag", "path", "sync"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,15 @@ SETTINGS: dict[str, Setting] = {
         "auto",
         "Whether memory is shared with servers on the same host.",
         choices=("auto", "arena", "socket"),
+    ),
+    "sync": Setting(
+        "sync", "asp", "The policy of an app's objects: bsp, bsp:SPARE, ssp:STALENESS, asp, maxdelay:SECONDS."
+    ),
+    "on_worker_loss": Setting(
+        "text",
+        "continue",
+        "What the others do when a worker is lost: go on without it, or wait for a replacement.",
+        choices=("continue", "wait"),
     ),
     "number": Setting("count", None, "The number that a server wants to have. Default: the first that is free."),
     "listen": Setting("text", "tcp://127.0.0.1:0", "What to bind: tcp://HOST:PORT, port 0 for a free one."),
@@ -180,6 +190,8 @@ def _suggest(name: str, known: Any) -> str:
 
 def _checked(where: str, setting: Setting, value: Any) -> Any:
     """The value in its own type. Raises InvalidArgument."""
+    if setting.kind == "sync":
+        return str(parse_sync(value, ASP(), where))
     try:
         match setting.kind:
             case "flag":

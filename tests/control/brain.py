@@ -65,9 +65,9 @@ class Brain:
         for i in range(count):
             assert self.join("server", 100 + i) is None
 
-    def workers(self, count: int = 2, app: str = "default", first: int = 200) -> None:
+    def workers(self, count: int = 2, app: str = "default", first: int = 200, **fields: object) -> None:
         for rank in range(count):
-            assert self.join("worker", first + rank, rank=rank, world_size=count, app=app) is None
+            assert self.join("worker", first + rank, rank=rank, world_size=count, app=app, **fields) is None
 
     def say(self, member: int, message: m.Message) -> None:
         self.feed(Said(member, message))
@@ -92,9 +92,9 @@ class Brain:
         return self.ask(member, m.Open(number, tensor_spec(name, (size,), "sgd", dtype=0)))
 
 
-def started(servers: int = 2, workers: int = 2, **terms: object) -> Brain:
+def started(servers: int = 2, workers: int = 2, on_worker_loss: str = "continue", **terms: object) -> Brain:
     """A cluster whose app has started."""
     brain = Brain(servers, **terms)
     brain.servers(servers)
-    brain.workers(workers)
+    brain.workers(workers, on_worker_loss=on_worker_loss)
     return brain

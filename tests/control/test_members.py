@@ -1,5 +1,6 @@
 """A cluster of real processes with a scheduler: who comes, who goes, who is refused."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -305,6 +306,25 @@ def test_a_worker_that_is_stopped_is_given_up_after_the_failure_timeout_and_stay
         assert "no heartbeat for 1 s" in cluster.scheduler.output()
         worker.cont()
         until(lambda: "this process was given up" in worker.output(), "it is told", 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "waited"), [(KeyError("that one"), [0]), (SystemExit(3), [0]), (SystemExit(0), []), (None, [])]
+)
+def test_a_worker_whose_block_raises_has_not_left_in_peace(
+    shared: LocalCluster, error: BaseException | None, waited: list[int]
+):
+    app = f"block {error!r}"
+    with contextlib.suppress(KeyError, SystemExit), shared.connect(app=app, on_worker_loss="wait"):
+        if error is not None:
+            raise error
+    until(lambda: not any(x["app"] == app for x in shared.members("worker")), "it has left", 5)
+    seen = next(x for x in shared.status()["apps"] if x["name"] == app)
+    assert (seen["waited"], seen["started"]) == (waited, bool(waited))
+    with shared.connect(app=app, on_worker_loss="wait") as again:
+        assert again._attendance is not None
+        view = again._attendance.view
+        assert (view.waited, view.workers[0].since == view.started) == ([], not waited)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -1,5 +1,6 @@
 """What members and the scheduler say: any bytes are read or refused, and nothing that is read can hurt."""
 
+import math
 import random
 
 import msgspec
@@ -15,10 +16,12 @@ MUTATIONS, MUTATIONS_LONG = 100_000, 10_000_000
 SAMPLES: list[m.Message] = [
     m.Join("worker", 2**63, "default", 1, 2, 7, ["tcp://1.2.3.4:5"], "host", 4711, 1),
     m.Join("server", 2**64 - 1, addresses=["tcp://1.2.3.4:5", "unix://@x"]),
+    m.Join("worker", 7, "default", 0, 1, on_worker_loss="wait"),
     m.Join("operator", 900),
     m.Ready(),
     m.Leave(True, "why not"),
     m.Report(3, 4, 5, 6, 7, 8, {"default": 9}),
+    m.Report(sync={"default": m.SyncReport(10, [9, 1], 2, 0.5, {3: 0.25, 0: 0.25}, 1)}),
     m.Open(1, tensor_spec("default/w", (1000,), "sgd", dtype=0)),
     m.Open(2, table_spec("default/t", 64)),
     m.Forget(3, b"spec", 1),
@@ -40,7 +43,7 @@ def test_a_message_is_read_as_it_was_written(message: m.Message):
         m.Welcome(1, 2, 10.0, 1.0),
         m.Refused("Timeout", "x" * 5000),
         m.Waiting(["server 1"]),
-        m.View("default", 3, 2, [m.Peer(0, 1)], [m.Peer(0, 2, "tcp://h:1")]),
+        m.View("default", 3, 2, [m.Peer(0, 1, since=2)], [m.Peer(0, 2, "tcp://h:1")], 2, [1]),
         m.Gone(1, "why"),
         m.MoveShard(1, 2, 3, 4, "tcp://h:1", 5),
         m.ShardMoved(1, 2, 3, 4),
@@ -112,6 +115,8 @@ def sane(brain: Brain) -> None:
     assert set(state.servers.values()) == {n for n, x in state.members.items() if x.join.role == "server"}
     for app in state.apps.values():
         assert all(state.members[number].index == rank for rank, number in app.workers.items())
+        assert not app.waited & set(app.workers)
+        assert app.started or not app.waited
     for there in state.objects.values():
         assert len(there.owners) == len(there.terms) == len(there.shard_bytes)
     assert all(load >= 0 for load in state.load_bytes.values())
@@ -145,6 +150,12 @@ def test_ten_million_mutated_messages_do_no_harm():
         b"\x83\xa2is\xa4List\xa6number\x01\xa5extra\x01",
         b"\x82\xa2is\xa4List\xa6number\xff",
         b"\x91" * 2000,
+        m.encode(m.Join("worker", 7, on_worker_loss="panic")),  # type: ignore[arg-type]
+        m.encode(m.Report(sync={"a": m.SyncReport(staleness=[0] * 17)})),
+        m.encode(m.Report(sync={"a": m.SyncReport(waited_seconds=-1.0)})),
+        m.encode(m.Report(sync={"a": m.SyncReport(waited_for={0: math.nan})})),
+        m.encode(m.Report(sync={"a": m.SyncReport(waited_for=dict.fromkeys(range(1025), 0.0))})),
+        m.encode(m.Report(sync={str(i): m.SyncReport() for i in range(1025)})),
     ],
 )
 def test_bytes_that_are_no_message_are_malformed(data: bytes):

@@ -166,6 +166,9 @@ def test_a_worker_of_the_command_has_rank_and_address(tmp_path: pathlib.Path):
     flags = ["--address", "tcp://10.0.0.1:4000", "--rank", "3", "--world-size", "5", "--app", "mine"]
     result = windlass("worker", *flags, "--", sys.executable, "-c", code, "--rank", "7")
     assert result.stdout == "tcp://10.0.0.1:4000 3 5 mine\n"
+    code = "import os; print(os.environ.get('WINDLASS_SYNC'), os.environ.get('WINDLASS_ON_WORKER_LOSS'))"
+    flags = ["--address", "tcp://10.0.0.1:4000", "--sync", "SSP:2", "--on-worker-loss", "wait"]
+    assert windlass("worker", *flags, "--", sys.executable, "-c", code).stdout == "ssp:2 wait\n"
     result = windlass("worker", "--address", "tcp://10.0.0.1:4000", "--", "no-such-program")
     assert result.returncode == 2
     assert "no-such-program: No such file" in result.stderr

@@ -230,6 +230,9 @@ def test_a_worker_that_fails_is_what_the_user_sees(tmp_path: pathlib.Path, code:
         (["run", "--transport", "pigeon", "SCRIPT"], "expected one of auto, arena, socket, not 'pigeon'"),
         (["run", "--log-dir", "/proc/nowhere", "SCRIPT"], "--log-dir /proc/nowhere"),
         (["run", "--wrong", "SCRIPT"], "--wrong"),
+        (["run", "--sync", "ssp", "SCRIPT"], "--sync: expected ssp:STALENESS with a whole number"),
+        (["run", "--on-worker-loss", "panic", "SCRIPT"], "expected one of continue, wait, not 'panic'"),
+        (["worker", "--sync", "none", "--", "true"], "--sync: expected one of bsp, bsp:1, ssp:3, asp or"),
         (["worker", "--", "true"], "windlass worker needs --address"),
         (["status"], "no `windlass run` goes on on this machine"),
         (["status", "--address", "tcp://127.0.0.1:1"], "cannot be reached: Connection refused"),
@@ -304,19 +307,131 @@ def test_whoever_is_killed_nothing_is_left(running, who: str):
     run.wait_for("connected", 2)
     victim = run.process.pid if who == "windlass" else run.pid_of(who)
     os.kill(victim, signal.SIGKILL)
-    if who in ("scheduler", "server"):  # training may go on; the user is told
+    if who != "windlass":  # training may go on; the user is told
         until(lambda: "ended with signal SIGKILL" in run.output(), "it is said", 5)
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
-    if who == "worker":
-        assert run.process.wait(10) == 137
-        assert "ended with signal SIGKILL" in run.output()
     run.check_nothing_is_left(8)
 
 
 def test_what_a_killed_worker_forked_is_ended_with_it(running):
     run = running("import signal; signal.signal(15, signal.SIG_IGN)\n" + FORKS, "--workers", "2")
     run.wait_for("forked", 2)
-    os.kill(run.pid_of("worker"), signal.SIGKILL)
-    assert run.process.wait(10) == 137
-    run.check_nothing_is_left(0.5)
+    victim = run.pid_of("worker")
+    theirs = family(victim)
+    assert len(theirs) == 2
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: not alive(theirs), "what it forked has ended", 5)
+    assert run.process.poll() is None  # the other goes on
+    run.process.send_signal(signal.SIGINT)
+    run.check_nothing_is_left(8)
+
+
+# -- losing workers --------------------------------------------------------------------------------------------------
+
+COUNTS = (
+    CONNECTED
+    + """
+import numpy as np
+w = cluster.tensor("w", 8, rule=wl.Sum(), dtype="int64")
+def until(n):
+    while w.pull()[0] < n: time.sleep(0.01)
+"""
+)
+
+
+@pytest.mark.parametrize("dies", ["sys.exit(7)", "raise KeyError('that one')", "os.kill(os.getpid(), 9)"])
+def test_when_a_worker_fails_the_others_go_on_and_the_run_says_so_at_its_end(tmp_path: pathlib.Path, dies: str):
+    code = (
+        COUNTS
+        + f"""
+mark = os.path.join(os.path.dirname(__file__), "pid")
+if cluster.rank == 1:
+    with open(mark, "w") as file: file.write(str(os.getpid()))
+    print("about to fail", flush=True)
+    {dies}
+here = cluster._attendance
+while len(here.view.workers) > 2: time.sleep(0.01)
+while os.path.exists("/proc/" + open(mark).read()): time.sleep(0.01)  # until the launcher knows
+w.push(np.ones(8, np.int64)).wait()
+until(2)
+print("done", cluster.rank, here.view.waited, flush=True)
+"""
+    )
+    result = windlass("run", "--workers", "3", script(tmp_path, code))
+    expected, how = {"s": (7, "exit code 7"), "r": (1, "exit code 1"), "o": (137, "signal SIGKILL")}[dies[0]]
+    assert result.returncode == expected, result.stdout + result.stderr
+    assert {f"[worker {rank}] done {rank} []" for rank in (0, 2)} <= set(result.stdout.splitlines())
+    said = result.stderr.splitlines()
+    assert said[0] == f"windlass run: worker 1 ended with {how}; the others go on"
+    assert said[1] == f"windlass run: worker 1 ended with {how}; its last lines:"
+    assert "  about to fail" in said
+    assert not rundir.base().exists()
+
+
+@pytest.mark.parametrize("policy", ["continue", "wait"])
+def test_a_worker_that_fails_before_all_have_come_leaves_nobody_waiting(tmp_path: pathlib.Path, policy: str):
+    code = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(5)\n" + CONNECTED
+    begun = time.monotonic()
+    result = windlass("run", "--workers", "2", "--on-worker-loss", policy, script(tmp_path, code))
+    assert time.monotonic() - begun < 20  # the others would wait for a minute
+    assert result.returncode == 5
+    assert "connected" not in result.stdout
+    assert result.stderr.count("starts") == (3 if policy == "wait" else 0)
+
+
+@pytest.mark.parametrize("dies", ["raise KeyError('that one')", "os.kill(os.getpid(), 9)"])
+def test_a_worker_that_is_waited_for_is_started_again_with_its_rank(tmp_path: pathlib.Path, dies: str):
+    code = (
+        COUNTS
+        + f"""
+marks = os.path.join(os.path.dirname(__file__), "marks")
+here = cluster._attendance
+if cluster.rank == 1 and not os.path.exists(marks):
+    open(marks, "w").close()
+    print("about to fail", flush=True)
+    {dies}
+if cluster.rank == 0:
+    while not here.view.waited: time.sleep(0.001)
+    print("waiting for", here.view.waited, flush=True)
+    while here.view.waited: time.sleep(0.001)
+    peer = here.view.workers[1]
+    print("came", peer.index, peer.since, here.view.number, here.view.started, flush=True)
+w.push(np.ones(8, np.int64)).wait()
+until(2)
+print("done", cluster.rank, flush=True)
+"""
+    )
+    logs = tmp_path / "logs"
+    options = ["--workers", "2", "--on-worker-loss", "wait", "--log-dir", str(logs)]
+    result = windlass("run", *options, script(tmp_path, code))
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()
+    assert {"[worker 0] waiting for [1]", "[worker 0] came 1 3 3 1"} <= set(lines)
+    assert {"[worker 0] done 0", "[worker 1] done 1"} <= set(lines)
+    how = "exit code 1" if "raise" in dies else "signal SIGKILL"
+    assert result.stderr == f"windlass run: worker 1 ended with {how}; replacement 1 of 3 starts\n"
+    log = (logs / "worker-1.log").read_text()
+    assert log.startswith("connected 1 of 2\nabout to fail\n")  # the replacement writes on
+    assert log.endswith("connected 1 of 2\ndone 1\n")
+    scheduler = (logs / "scheduler.log").read_text()
+    assert "WARNING app 'default' waits for a replacement of worker 1\n" in scheduler
+    assert re.search(r"worker 1 of app 'default' .* has come, in place of the one that was lost: 2 of 2", scheduler)
+
+
+def test_a_worker_that_fails_again_and_again_ends_the_run(tmp_path: pathlib.Path):
+    code = CONNECTED + "if cluster.rank == 0: time.sleep(60)\nos.kill(os.getpid(), 9)"
+    result = windlass("run", "--workers", "2", "--on-worker-loss", "wait", script(tmp_path, code))
+    assert result.returncode == 137
+    assert result.stdout.count("[worker 1] connected 1 of 2") == 4
+    assert [line for line in result.stderr.splitlines() if line.startswith("windlass")] == [
+        *(f"windlass run: worker 1 ended with signal SIGKILL; replacement {i} of 3 starts" for i in (1, 2, 3)),
+        "windlass run: worker 1 ended with signal SIGKILL; its last lines:",
+    ]
+    assert not rundir.base().exists()
+
+
+def test_policies_reach_the_workers(tmp_path: pathlib.Path):
+    code = CONNECTED + "print(cluster.sync, cluster._attendance.at.on_worker_loss, flush=True)"
+    result = windlass("run", "--sync", "SSP:3", "--on-worker-loss", "wait", script(tmp_path, code))
+    assert result.stdout.splitlines()[1:] == ["[worker 0] ssp:3 wait"]

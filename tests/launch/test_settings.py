@@ -39,6 +39,8 @@ def settle(name: str, flag: Any = None, variable: str | None = None, file: pathl
         ("linger", True, "no", "true", (True, False, True, False)),
         ("token_file", "/f", "/e", '"/t"', (pathlib.Path("/f"), pathlib.Path("/e"), pathlib.Path("/t"), None)),
         ("transport", "arena", "socket", '"auto"', ("arena", "socket", "auto", "auto")),
+        ("on_worker_loss", "wait", "continue", '"wait"', ("wait", "continue", "wait", "continue")),
+        ("sync", "bsp:1", "ssp:2", '"maxdelay:3"', ("bsp:1", "ssp:2", "maxdelay:3", "asp")),
     ],
 )
 def test_flag_over_environment_over_file_over_default(

@@ -1,6 +1,7 @@
 """V3: the control plane and the session logic under seeded fates; what runs here is what ships."""
 
 import collections
+import re
 
 import pytest
 
@@ -24,6 +25,8 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     print(f"{seeds} histories: {dict(counts)}")
     least = {"pushes": 500, "frames dropped": 50, "frames duplicated": 50, "moves done": 2, "break": 2, "partition": 1}
     least |= {"deaths": 1, "crash": 0.5, "still": 1, "jump": 0.5, "shards checked": 2}
+    least |= {"views checked": 1.5, "views that wait": 2, "views of a start": 2.5, "views without workers": 0.1}
+    least |= {"blackout": 0.1, "servers back": 5}
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
 
@@ -54,3 +57,15 @@ def test_a_mechanism_that_is_off_is_noticed(broken: str):
         except Violation:
             red += 1
     assert red >= 5
+
+
+def test_a_server_that_is_not_told_what_it_missed_is_noticed():
+    complaints = []
+    for seed in range(20):
+        try:
+            simulate(seed, "views")
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert len(complaints) >= 8
+    assert all(re.fullmatch(r"server \d has come back and does not know view \d+", text) for text in complaints)

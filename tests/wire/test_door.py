@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -24,6 +25,7 @@ from windlass import AccessDenied, InvalidArgument, Timeout, WindlassError, _ser
 from windlass._address import Address
 from windlass._handshake import greet
 from windlass._serve import check_reach, serve
+from windlass.testing.cluster import until
 
 TOKEN = b"correct horse battery staple"
 MIB = 1 << 20
@@ -430,6 +432,40 @@ def test_what_a_client_says_after_the_welcome_is_left_for_the_host():
         sock.sendall(b"frame")
         read_to_end(sock)
     assert listening.heard == b"frame"
+
+
+# -- waits that last -------------------------------------------------------------------------------------------------
+
+
+class Waiting(FakeHost):
+    """One whose pulls wait."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+        self.asked: list[float] = []
+
+    def overdue(self, seconds: float) -> list[str]:
+        assert not self.closed
+        self.asked.append(seconds)
+        lines, self.lines = self.lines, []
+        return lines
+
+
+def test_pulls_that_wait_for_long_are_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setattr(_serve, "_OVERDUE_EVERY_SECONDS", 0.01)
+    lines = ["a pull of 'w' has waited 31 s for worker 3", "a pull of 'v' has waited 62 s for worker 1"]
+    waiting = Waiting(lines)
+    with door(host=waiting):
+        until(lambda: len(waiting.asked) >= 3, "it is asked again and again", 5)
+    asked = len(waiting.asked)
+    assert waiting.closed
+    said = [(r.levelname, r.getMessage()) for r in caplog.records if "waited" in r.getMessage()]
+    assert said == [("WARNING", f"server: {line}") for line in lines]
+    assert set(waiting.asked) == {30.0}
+    time.sleep(0.05)
+    assert len(waiting.asked) == asked  # nobody asks a host that is closed
+    assert "windlass-overdue" not in [thread.name for thread in threading.enumerate()]
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

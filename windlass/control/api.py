@@ -1,8 +1,11 @@
 """What the scheduler tells people and tools about the cluster."""
 
+import itertools
 import time
+from collections.abc import Iterator
 from typing import Any
 
+from windlass.control.consistency import Total
 from windlass.control.liveness import GRACE_SECONDS
 from windlass.control.state import State
 
@@ -16,6 +19,7 @@ def status_of(
     for object_ in state.objects.values():
         for server in object_.owners:
             shards[server] = shards.get(server, 0) + 1
+    consistency = state.consistency()
     members = []
     for number, member in state.members.items():
         join, report = member.join, member.report
@@ -56,7 +60,10 @@ def status_of(
                 "readers": len(app.readers),
                 "view": app.view,
                 "started": app.started,
+                "on_worker_loss": app.on_worker_loss,
+                "waited": sorted(app.waited),
                 "quota_bytes": terms.quotas.get(app.name),
+                "sync": consistency[app.name].status() if app.name in consistency else None,
             }
             for app in state.apps.values()
         ],
@@ -101,9 +108,11 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
     gauge("moves", "Shards on their way.").set(len(state.moves))
     views = gauge("view", "The number of the app's view.", ("app",))
     workers = gauge("app_workers", "Workers of the app that are there.", ("app",))
+    waited = gauge("app_waited", "Workers of the app that were lost and whose replacement is waited for.", ("app",))
     for app in state.apps.values():
         views.labels(app.name).set(app.view)
         workers.labels(app.name).set(len(app.workers))
+        waited.labels(app.name).set(len(app.waited))
     placed = gauge("server_placed_bytes", "What shards of tensors take.", ("server",))
     memory = gauge("server_memory_bytes", "What tensors and tables take.", ("server",))
     traffic = {
@@ -127,4 +136,37 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
         if join.role == "worker":
             clock.labels(join.app, str(member.index)).set(member.report.clock)
         heard.labels(join.role, join.app, str(member.index)).set(heard_seconds.get(number, 0.0))
+    registry.register(_Consistency(state.consistency()))
     return bytes(generate_latest(registry))
+
+
+class _Consistency:
+    """What servers have counted, as counters and a histogram."""
+
+    def __init__(self, totals: dict[str, Total]) -> None:
+        self._totals = totals
+
+    def collect(self) -> Iterator[Any]:
+        """For the registry."""
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"windlass_{name}", text, labels=["app", *labels])
+
+        pulls = counter("pulls", "Pulls of the app.")
+        waits = counter("pull_waits", "Pulls that waited.")
+        seconds = counter("pull_waited_seconds", "What they waited, together.")
+        ranks = counter("waited_for_seconds", "What pulls waited for this worker.", "rank")
+        late = counter("pushes_late", "Pushes that came after their update was made, and were dropped.")
+        stale = HistogramMetricFamily("windlass_pull_staleness", "Iterations that a pull was behind.", labels=["app"])
+        for app, total in self._totals.items():
+            pulls.add_metric([app], total.pulls)
+            waits.add_metric([app], total.waits)
+            seconds.add_metric([app], total.waited_seconds)
+            late.add_metric([app], total.late)
+            for rank, waited in total.waited_for.items():
+                ranks.add_metric([app, str(rank)], waited)
+            sums = list(itertools.accumulate(total.staleness))
+            buckets = [(str(i), float(count)) for i, count in enumerate(sums[:-1])]
+            stale.add_metric([app], [*buckets, ("+Inf", float(sums[-1]))], total.stale_iterations)
+        yield from (pulls, waits, seconds, ranks, late, stale)

@@ -6,7 +6,7 @@
 Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
 """
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,11 +15,16 @@ VERSION = 1
 MESSAGE_BYTES_MAX = 64 << 20  # a map of 100,000 shards is 2 MB
 TEXT_CHARS_MAX = 1024
 SPEC_BYTES_MAX = 4096
+APPS_MAX = 1 << 10  # in a report
+RANKS_MAX = 1 << 10  # of one app in a report
+STALENESS_MAX = 15  # and above it: the last bucket of a histogram
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
 U64 = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+OnWorkerLoss = Literal["continue", "wait"]
 Run = tuple[U32, U32, U32]  # first shard, server, term
 
 
@@ -43,6 +48,7 @@ class Join(Message, frozen=True):
     host: Text = ""
     pid: U32 = 0
     version: U32 = VERSION
+    on_worker_loss: OnWorkerLoss = "continue"  #: of workers; the same for all of an app
 
 
 class Ready(Message, frozen=True):
@@ -56,6 +62,17 @@ class Leave(Message, frozen=True):
     why: Text = ""
 
 
+class SyncReport(Message, frozen=True):
+    """What the policies of an app's objects did on a server, since its start."""
+
+    pulls: U64 = 0
+    staleness: Annotated[list[U64], Meta(max_length=STALENESS_MAX + 1)] = []  #: pulls by how stale they were
+    waits: U64 = 0  #: pulls that waited
+    waited_seconds: Seconds = 0.0
+    waited_for: Annotated[dict[U32, Seconds], Meta(max_length=RANKS_MAX)] = {}  #: seconds, by rank
+    late: U64 = 0  #: pushes that came after their update was made, and were dropped
+
+
 class Report(Message, frozen=True):
     """What a member measures, every now and then."""
 
@@ -65,7 +82,8 @@ class Report(Message, frozen=True):
     requests: U64 = 0
     bytes_in: U64 = 0
     bytes_out: U64 = 0
-    quotas_used: Annotated[dict[Name, U64], Meta(max_length=1 << 10)] = {}  #: by tables of apps that have one
+    quotas_used: Annotated[dict[Name, U64], Meta(max_length=APPS_MAX)] = {}  #: by tables of apps that have one
+    sync: Annotated[dict[Name, SyncReport], Meta(max_length=APPS_MAX)] = {}  #: by app
 
 
 class Question(Message, frozen=True):
@@ -121,6 +139,7 @@ class Peer(Message, frozen=True):
     index: U32  #: the number of a server, the rank of a worker
     incarnation: U64
     address: str = ""  #: of a server
+    since: U64 = 0  #: of a worker: the number of the first view that it was in
 
 
 class Welcome(Message, frozen=True):
@@ -146,13 +165,18 @@ class Waiting(Message, frozen=True):
 
 
 class View(Message, frozen=True):
-    """Who trains together, from now on. The first one is what connect() waits for."""
+    """Who trains together, from now on. The first one is what connect() waits for.
+
+    A worker that is in it since the view `started` begins at clock 0; any other came later.
+    """
 
     app: Name
     number: U64
     world_size: U32
     workers: list[Peer]
     servers: list[Peer]
+    started: U64 = 0  #: the number of the view with which the app started, the last time it did
+    waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
 
 
 class Gone(Message, frozen=True):

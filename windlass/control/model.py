@@ -34,6 +34,7 @@ class Member:
     index: int  #: the number of a server, the rank of a worker
     ready: bool = False  #: a server that lets clients in
     report: m.Report = dataclasses.field(default_factory=m.Report)
+    since: int = 0  #: the number of the first view that a worker was in
 
     @property
     def name(self) -> str:
@@ -48,7 +49,8 @@ class Member:
 
     def peer(self) -> m.Peer:
         """As others see it."""
-        return m.Peer(self.index, self.join.incarnation, self.join.addresses[0] if self.join.addresses else "")
+        address = self.join.addresses[0] if self.join.addresses else ""
+        return m.Peer(self.index, self.join.incarnation, address, self.since)
 
 
 @dataclasses.dataclass
@@ -61,10 +63,20 @@ class App:
     readers: dict[int, None] = dataclasses.field(default_factory=dict)  #: incarnations
     view: int = 0
     started: bool = False
+    first_view: int = 0  #: the number of the view with which it started, the last time it did
+    on_worker_loss: m.OnWorkerLoss = "continue"
+    waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
 
+    @property
+    def busy(self) -> bool:
+        """Whether anybody is at work or waited for."""
+        return bool(self.workers or self.waited)
+
     def free_rank(self) -> int:
-        """The lowest, or world_size."""
+        """The lowest that is waited for, else the lowest, or world_size."""
+        if self.waited:
+            return min(self.waited)
         while self.ranks_up_to in self.workers:
             self.ranks_up_to += 1
         return self.ranks_up_to

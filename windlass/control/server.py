@@ -12,6 +12,7 @@ from windlass._scheduled import client_tls
 from windlass._serve import Stop
 from windlass._settings import Settings
 from windlass.control import messages as m
+from windlass.control.consistency import sync_reports
 from windlass.control.member import Member, here, new_incarnation
 
 _JOIN_SECONDS = 3.0
@@ -68,9 +69,17 @@ class ServerMember:
                 self._stop(1)
             case m.Quota(app, size):
                 self._host.set_quota(app, size)
+            case m.View():
+                self._set_view(message)
             case m.MoveShard(move) if move not in self._moving:
                 self._moving.add(move)
                 threading.Thread(target=self._move, args=(message,), name="windlass-move", daemon=True).start()
+
+    def _set_view(self, view: m.View) -> None:
+        """The core ignores one that is older than what it has."""
+        if (set_view := getattr(self._host, "set_view", None)) is not None:
+            workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
+            set_view(view.app, view.number, workers, view.waited)
 
     def _move(self, order: m.MoveShard) -> None:
         """Says what became of it. An order that was given twice is carried out once, and answered twice."""
@@ -102,6 +111,7 @@ class ServerMember:
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             quotas_used=host.quotas_used,
+            sync=sync_reports(getattr(host, "sync_stats", list)()),
         )
 
     def close(self) -> None:

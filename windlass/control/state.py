@@ -6,13 +6,15 @@ A member is known by its incarnation, a random number it chose when its process 
 made again is the same member; one that was declared dead stays dead, whatever comes later under its number.
 
 An app starts when the expected servers and all of its workers are there: then its first view goes out. From then on
-every change of who trains together is a view with the next number.
+every change of who trains together is a view with the next number. A worker that is lost is no more in the next one; in
+an app that waits for a replacement, its rank is in the list of those waited for until somebody has come in its place.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from windlass.control import messages as m
+from windlass.control.consistency import Total, totals
 from windlass.control.events import (
     Action,
     Admit,
@@ -44,6 +46,13 @@ class Wrong(Exception):
         self.error = error
 
 
+def named(ranks: Collection[int]) -> str:
+    """Workers, for people; of many, the first."""
+    first = sorted(ranks)[:MISSING_NAMED_MAX]
+    text = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, first))}"
+    return f"{text} and {len(ranks) - len(first)} more" if len(ranks) > len(first) else text
+
+
 class State:
     """See the head of this file. `read_spec` and `same_spec` are pure functions of the core."""
 
@@ -56,6 +65,8 @@ class State:
         self.servers: dict[int, int] = {}  # incarnations, by number
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
         self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
+        self._lost_reports: list[m.Report] = []  # what they counted has happened
+        self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
         self.apps: dict[str, App] = {}
         self.objects: dict[int, Object] = {}
         self.by_name: dict[str, int] = {}
@@ -95,11 +106,13 @@ class State:
                 member = self.members[number]
                 self._log("info" if member.join.role == "operator" else "error", f"{member.name} is gone: {why}")
                 self.dead[number] = why
-                self._remove(member, why)
+                self._remove(member, why, lost=True)
             case Fired("missing"):
                 self._say_who_is_missing()
             case Fired(timer) if timer.startswith("start:"):
                 self._give_up_start(timer.removeprefix("start:"))
+            case Fired(timer) if timer.startswith("replace:"):
+                self._give_up_waiting(timer.removeprefix("replace:"))
         return self._take()
 
     def stop(self, why: str) -> list[Action]:
@@ -159,8 +172,7 @@ class State:
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
         number = member.join.incarnation
-        if (app := self.apps.get(member.join.app)) is not None and app.started:
-            self._tell([number], self._view(app))
+        self._catch_up_views(member)
         self._tell_lost(member)
         for object_, shard in self._last_term:
             if (there := self.objects.get(object_)) is not None:
@@ -169,6 +181,15 @@ class State:
         for move, moving in self.moves.items():
             if self.servers.get(moving.source) == number:
                 self._tell([number], self._order(move, moving))
+
+    def _catch_up_views(self, member: Member) -> None:
+        """A server serves all apps, also those that are done: it need not keep anything for them."""
+        if member.join.role == "server":
+            apps = [app for app in self.apps.values() if app.view]
+        else:
+            apps = [app for app in self.apps.values() if app.name == member.join.app and app.started]
+        for app in apps:
+            self._tell([member.join.incarnation], self._view(app))
 
     def _server_came(self, connection: int, join: m.Join) -> None:
         if not join.addresses:
@@ -212,9 +233,16 @@ class State:
         app = self._app(join)
         if not app.workers and not app.started:
             app.world_size = join.world_size
+            app.on_worker_loss = join.on_worker_loss
         if join.world_size != app.world_size:
             raise Wrong(
                 "InvalidArgument", f"app {app.name!r} has {app.world_size} workers, not world_size={join.world_size}"
+            )
+        if join.on_worker_loss != app.on_worker_loss:
+            raise Wrong(
+                "InvalidArgument",
+                f"app {app.name!r} has on_worker_loss={app.on_worker_loss!r}, not {join.on_worker_loss!r}: "
+                "its workers must agree",
             )
         rank = join.rank
         if rank is None:
@@ -227,8 +255,12 @@ class State:
         first = not app.workers
         app.workers[rank] = join.incarnation
         self._welcome(connection, member)
-        self._log("info", f"{member.name} has come: {len(app.workers)} of {app.world_size}")
+        instead = ", in place of the one that was lost" if rank in app.waited else ""
+        self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
+            app.waited.discard(rank)
+            if first:
+                self._out.append(Timer(f"replace:{app.name}", None))
             self._next_view(app)
             self._tell_lost(member)
         else:
@@ -265,6 +297,8 @@ class State:
         if app.started or len(app.workers) < app.world_size or not self._servers_ready():
             return
         app.started = self.ever_started = True
+        app.first_view = app.view + 1
+        self.given_up.pop(app.name, None)
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
         self._log("info", f"app {app.name!r} starts: {workers} worker(s) on {servers} server(s)")
@@ -274,15 +308,21 @@ class State:
 
     def _next_view(self, app: App) -> None:
         app.view += 1
+        for number in app.workers.values():
+            member = self.members[number]
+            member.since = member.since or app.view
         view = self._view(app)
         self._tell(app.workers.values(), view)
         self._tell(app.readers, view)
         self._tell(self.servers.values(), view)
 
     def _view(self, app: App) -> m.View:
-        workers = [self.members[app.workers[rank]].peer() for rank in sorted(app.workers)]
+        ranks = sorted(app.workers) if app.started else []  # those who gather for a start are in no view yet
+        workers = [self.members[app.workers[rank]].peer() for rank in ranks]
         there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
-        return m.View(app.name, app.view, app.world_size, workers, [there[i] for i in sorted(there)])
+        servers = [there[i] for i in sorted(there)]
+        waited = sorted(app.waited)
+        return m.View(app.name, app.view, app.world_size, workers, servers, app.first_view, waited)
 
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
@@ -299,6 +339,11 @@ class State:
             names.append("any worker")
         return names
 
+    def consistency(self) -> dict[str, Total]:
+        """What policies did, by app."""
+        there = [self.members[number].report for number in self.servers.values()]
+        return totals(report.sync for report in [*there, *self._lost_reports])
+
     def _waiting(self) -> list[int]:
         """Those that have come and cannot begin."""
         waiting = [n for app in self.apps.values() if not app.started for n in app.workers.values()]
@@ -310,6 +355,9 @@ class State:
         if missing := self.missing():
             self._log("warning", f"still missing: {', '.join(missing)}")
             self._tell(self._waiting(), m.Waiting(missing))
+        for app in self.apps.values():
+            if app.waited:
+                self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
         self._out.append(Timer("missing", self.terms.missing_seconds))
 
     def _give_up_start(self, name: str) -> None:
@@ -330,7 +378,8 @@ class State:
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
-    def _remove(self, member: Member, why: str) -> None:
+    def _remove(self, member: Member, why: str, *, lost: bool) -> None:
+        """`lost`: it did not leave in peace."""
         number = member.join.incarnation
         del self.members[number]
         self._out.append(Cut(number))
@@ -338,19 +387,43 @@ class State:
             case "server":
                 self._server_gone(member, why)
             case "worker":
-                app = self.apps[member.join.app]
-                del app.workers[member.index]
-                app.ranks_up_to = min(app.ranks_up_to, member.index)
-                if app.started and app.workers:
-                    self._next_view(app)
-                elif app.started:
-                    app.started = False
-                    app.view += 1
-                    self._log("info", f"app {app.name!r} is done")
-                    self._tell(self.servers.values(), self._view(app))
-                    self._end_if_done()
+                self._worker_gone(self.apps[member.join.app], member, lost)
             case "reader":
                 del self.apps[member.join.app].readers[number]
+
+    def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
+        del app.workers[member.index]
+        app.ranks_up_to = min(app.ranks_up_to, member.index)
+        if not app.started:
+            return
+        if lost and app.on_worker_loss == "wait":
+            app.waited.add(member.index)
+            self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
+        if not app.busy:
+            self._log("info", f"app {app.name!r} is done")
+            self._app_over(app)
+            return
+        self._next_view(app)
+        if not app.workers:
+            self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
+
+    def _give_up_waiting(self, name: str) -> None:
+        """All workers were lost, and nobody has come in their place."""
+        app = self.apps.get(name)
+        if app is None or app.workers or not app.waited:
+            return
+        seconds = f"{self.terms.start_timeout:g} s"
+        why = f"app {name!r} was lost: nobody came within {seconds} in place of {named(app.waited)}"
+        self._log("error", why)
+        self.given_up[name] = why
+        app.waited.clear()
+        self._app_over(app)
+
+    def _app_over(self, app: App) -> None:
+        app.started = False
+        app.view += 1
+        self._tell(self.servers.values(), self._view(app))
+        self._end_if_done()
 
     def _server_gone(self, member: Member, why: str) -> None:
         del self.servers[member.index]
@@ -360,6 +433,7 @@ class State:
             return
         self.lost[member.index] = why
         self._lost_peers[member.index] = member.peer()
+        self._lost_reports.append(member.report)
         shards = sum(o.owners.count(member.index) for o in self.objects.values())
         if shards:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
@@ -370,9 +444,10 @@ class State:
                 self._move_over(move, f"server {member.index} is gone: {why}")
 
     def _end_if_done(self) -> None:
-        if self.terms.linger or any(app.workers for app in self.apps.values()):
+        if self.terms.linger or any(app.busy for app in self.apps.values()):
             return
-        self._end(failed=bool(self.lost), why="all workers have left")
+        why = "; ".join(self.given_up.values()) or "all workers have left"
+        self._end(failed=bool(self.lost or self.given_up), why=why)
 
     def _end(self, *, failed: bool, why: str) -> None:
         self._log("info", f"the cluster ends: {why}")
@@ -389,13 +464,13 @@ class State:
             self._log("warning", f"{member.name} broke the rules: {why}")
             self._tell([number], m.Refused("ProtocolError", why))
             self.dead[number] = why
-            self._remove(member, why)
+            self._remove(member, why, lost=True)
             return
         match message:
             case m.Leave(failed, why):
                 self._log("warning" if failed else "info", f"{member.name} leaves{': ' + why if why else ''}")
                 self.dead[number] = why or "it left"
-                self._remove(member, why or "it left")
+                self._remove(member, why or "it left", lost=failed)
             case m.Ready():
                 self._server_ready(member)
             case m.Report():

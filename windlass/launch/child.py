@@ -28,6 +28,7 @@ class Child:
         environment: Mapping[str, str],
         *,
         log_dir: pathlib.Path | None,
+        append: bool = False,
         colour: str = "",
         pass_fds: Sequence[int] = (),
         dies_with_us: bool,
@@ -41,7 +42,7 @@ class Child:
         self._rest = b""
         self._log: IO[bytes] | None = None
         if log_dir is not None:
-            self._log = (log_dir / f"{self.name.replace(' ', '-')}.log").open("wb", buffering=0)
+            self._log = (log_dir / f"{self.name.replace(' ', '-')}.log").open("ab" if append else "wb", buffering=0)
         # Servers and the scheduler end with their stdin, which ends with us, however that comes about. A worker's stdin
         # is its own business, so the kernel is asked to end it.
         self.process = subprocess.Popen(

@@ -30,8 +30,10 @@ FailureTimeout = Annotated[str | None, _option("failure_timeout")]
 Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
 LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
 MemoryBytesMax = Annotated[str | None, _option("memory_bytes_max")]
+OnWorkerLoss = Annotated[str | None, _option("on_worker_loss")]
 Servers = Annotated[str | None, _option("servers")]
 StartTimeout = Annotated[str | None, _option("start_timeout")]
+Sync = Annotated[str | None, _option("sync")]
 Threads = Annotated[str | None, _option("threads")]
 TlsCa = Annotated[pathlib.Path | None, _option("tls_ca")]
 TlsCert = Annotated[pathlib.Path | None, _option("tls_cert")]
@@ -126,6 +128,8 @@ def run(
     workers: Workers = None,
     transport: Transport = None,
     app: App = None,
+    sync: Sync = None,
+    on_worker_loss: OnWorkerLoss = None,
     log_dir: LogDir = None,
     failure_timeout: FailureTimeout = None,
     start_timeout: StartTimeout = None,
@@ -155,6 +159,8 @@ def worker(
     rank: Annotated[int | None, typer.Option(min=0, help="This worker's number. Default: RANK.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="How many there are. Default: WORLD_SIZE.")] = None,
     app: App = None,
+    sync: Sync = None,
+    on_worker_loss: OnWorkerLoss = None,
     transport: Transport = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -165,7 +171,7 @@ def worker(
     if settings.address is None:
         raise InvalidArgument("windlass worker needs --address, of the scheduler (or WINDLASS_ADDRESS)")
     environment = dict(os.environ)
-    for name in ("address", "app", "transport", "token_file", "tls_ca"):
+    for name in ("address", "app", "sync", "on_worker_loss", "transport", "token_file", "tls_ca"):
         if settings[name] is not None:
             environment[f"WINDLASS_{name.upper()}"] = str(settings[name])
     if token_file is not None:

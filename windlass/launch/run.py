@@ -1,8 +1,10 @@
 """`windlass run`: a scheduler, servers and workers on this machine, around a script.
 
-Everything ends together: when the workers are done, when one of them fails, at Ctrl-C, or when this process is killed.
+Everything ends together: when the workers are done, at Ctrl-C, or when this process is killed. When one of several
+workers fails, the others go on, or wait for the replacement that is started: on_worker_loss.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -14,19 +16,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 from windlass._address import Address, bound_to
 from windlass._address import listen as listen_on
-from windlass._errors import InvalidArgument
+from windlass._errors import InvalidArgument, WindlassError
+from windlass._handshake import load_token
 from windlass._settings import Settings
 from windlass.launch import rundir
 from windlass.launch.child import Child, colours, describe
 
 END_SECONDS = 2.0  # from being asked to end to being ended
 _BACKLOG = 1024
+REPLACEMENTS_MAX = 3  # of one rank
 _LAST_LINES = 10
+_ASK_SECONDS = 1.0  # for the scheduler to answer
+_LOOK_SECONDS = 0.1  # between two questions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +85,8 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": master,
             "WINDLASS_APP": settings.app,
+            "WINDLASS_SYNC": settings.sync,
+            "WINDLASS_ON_WORKER_LOSS": settings.on_worker_loss,
         }
         plans.append(Plan("worker", rank, command, common | theirs))
     return plans
@@ -109,17 +118,25 @@ def run(settings: Settings, command: list[str], *, dry_run: bool = False, verbos
     with listen_on(Address.parse("tcp://127.0.0.1:0"), _BACKLOG) as listener:
         address = str(bound_to(listener))
         folder = rundir.make(address)
-        launch = _Launch(verbose)
+        launch = _Launch(settings, address, folder, verbose)
         try:
             with launch.signals():
                 os.set_inheritable(listener.fileno(), True)
                 plans = plan(settings, command, address, secrets.randbelow(2**64 - 1) + 1, folder)
-                launch.start(plans, settings.log_dir, listener.fileno(), folder)
+                launch.start(plans, listener.fileno())
                 listener.close()
                 return launch.wait()
         finally:
             launch.end_all()
             rundir.remove(folder)
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is a process of this machine that runs."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _show_plan(plans: list[Plan]) -> None:
@@ -131,16 +148,26 @@ def _show_plan(plans: list[Plan]) -> None:
 class _Launch:
     """The processes of a run."""
 
-    def __init__(self, verbose: bool) -> None:
+    def __init__(self, settings: Settings, address: str, folder: pathlib.Path, verbose: bool) -> None:
+        self._settings = settings
+        self._address = Address.parse(address)
+        self._folder = folder
         self._verbose = verbose
+        self._palette = colours()
         self._children: list[Child] = []
+        self._plans: dict[int, Plan] = {}  # of workers, by rank
+        self._starts: collections.Counter[int] = collections.Counter()  # by rank
+        self._replacing: dict[int, float] = {}  # ranks, and when to start a replacement at the latest
+        self._undecided: list[str] = []  # what to say of workers that failed, if the others go on
+        self._look_at = 0.0  # the scheduler is asked no sooner
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._interrupted: signal.Signals | None = None
-        self._failed: Child | None = None
+        self._failed: Child | None = None  # the first for which there was no replacement
+        self._over = False  # the others cannot go on without it
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -159,32 +186,45 @@ class _Launch:
             for number, handler in zip(caught, before, strict=True):
                 signal.signal(number, handler)
 
-    def start(self, plans: list[Plan], log_dir: pathlib.Path | None, listen_fd: int, folder: pathlib.Path) -> None:
+    def start(self, plans: list[Plan], listen_fd: int) -> None:
         """Starts all of them."""
-        palette = colours()
         for one in plans:
-            environment = os.environ | one.environment
-            is_scheduler = one.role == "scheduler"
-            if is_scheduler:
-                environment |= {"WINDLASS_LISTEN_FD": str(listen_fd), "WINDLASS_RUN_DIR": str(folder)}
-            child = Child(
-                one.role,
-                one.index,
-                one.command,
-                environment,
-                log_dir=log_dir,
-                colour=palette[one.index % len(palette)] if one.role == "worker" else palette[0] and "\033[2m",
-                pass_fds=[listen_fd] if is_scheduler else [],
-                dies_with_us=one.role == "worker",
-            )
-            self._children.append(child)
-            self._selector.register(child.output, selectors.EVENT_READ, child)
-            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+            if one.role == "worker":
+                self._plans[one.index] = one
+            if one.role == "scheduler":
+                more = {"WINDLASS_LISTEN_FD": str(listen_fd), "WINDLASS_RUN_DIR": str(self._folder)}
+                self._start(dataclasses.replace(one, environment=one.environment | more), [listen_fd])
+            else:
+                self._start(one)
+
+    def _start(self, one: Plan, pass_fds: Sequence[int] = ()) -> None:
+        is_worker, palette = one.role == "worker", self._palette
+        child = Child(
+            one.role,
+            one.index,
+            one.command,
+            os.environ | one.environment,
+            log_dir=self._settings.log_dir,
+            append=is_worker and self._starts[one.index] > 0,
+            colour=palette[one.index % len(palette)] if is_worker else palette[0] and "\033[2m",
+            pass_fds=pass_fds,
+            dies_with_us=is_worker,
+        )
+        if is_worker:
+            self._starts[one.index] += 1
+        self._children.append(child)
+        self._selector.register(child.output, selectors.EVENT_READ, child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
     def wait(self) -> int:
-        """Until the workers are done, one of them fails, or somebody interrupts."""
-        while self._interrupted is None and self._failed is None and self._running("worker"):
-            self._turn(None)
+        """Until the workers are done, cannot go on, or somebody interrupts."""
+        while self._interrupted is None and not self._over and (self._running("worker") or self._replacing):
+            self._turn(_LOOK_SECONDS if self._replacing or self._undecided else None)
+            if (self._replacing or self._undecided) and time.monotonic() >= self._look_at:
+                status = self._status()
+                self._replace(status)
+                self._decide(status)
+                self._look_at = time.monotonic() + _LOOK_SECONDS
         self.end_all()
         if self._interrupted is not None:
             print(f"windlass run: ended by {self._interrupted.name}", file=sys.stderr)
@@ -223,12 +263,56 @@ class _Launch:
         if self._ending or child.code == 0:
             return
         if child.role == "worker":
-            self._failed = self._failed or child
+            self._worker_failed(child)
         else:
             said = "".join(f"\n  {line}" for line in list(child.tail)[-3:])
-            print(
-                f"windlass run: {child.name} ended with {describe(child.code or 0)}{said}", file=sys.stderr, flush=True
-            )
+            self._say(f"{child.name} ended with {describe(child.code or 0)}{said}")
+
+    def _worker_failed(self, child: Child) -> None:
+        """The others go on, unless they could not; or it is replaced."""
+        how, rank = f"{child.name} ended with {describe(child.code or 0)}", child.index
+        if self._settings.on_worker_loss == "wait" and self._starts[rank] <= REPLACEMENTS_MAX:
+            self._say(f"{how}; replacement {self._starts[rank]} of {REPLACEMENTS_MAX} starts")
+            self._replacing[rank] = time.monotonic() + self._settings.failure_timeout + 1.0
+            return
+        self._failed = self._failed or child
+        if self._settings.on_worker_loss == "wait":
+            self._over = True
+        elif self._running("worker"):
+            self._undecided.append(f"{how}; the others go on")
+
+    def _status(self) -> dict[str, Any] | None:
+        """What the scheduler says; None: nothing."""
+        from windlass.observe.status import fetch  # few runs need it
+
+        try:
+            token = load_token(self._folder / "token") or b""
+            return dict(json.loads(fetch(self._address, token, timeout=_ASK_SECONDS)))
+        except (WindlassError, OSError):
+            return None
+
+    def _decide(self, status: dict[str, Any] | None) -> None:
+        """Whether the others go on: not before all have come once, since they wait for the one that failed."""
+        if status is None and self._running("scheduler"):
+            return  # it may not be up yet
+        if status is not None and not any(app["view"] > 0 for app in status["apps"]):
+            self._over = bool(self._undecided)
+            return
+        while self._undecided:
+            self._say(self._undecided.pop(0))
+
+    def _replace(self, status: dict[str, Any] | None) -> None:
+        """Once the scheduler knows that they are dead: it would refuse a second worker of the same rank."""
+        pids = [] if status is None else [one["pid"] for one in status["members"] if one["role"] == "worker"]
+        known = all(map(_lives, pids))
+        for rank, latest in list(self._replacing.items()):
+            if known or time.monotonic() > latest:
+                del self._replacing[rank]
+                self._start(self._plans[rank])
+
+    @staticmethod
+    def _say(text: str) -> None:
+        print(f"windlass run: {text}", file=sys.stderr, flush=True)
 
     _ending = False
 

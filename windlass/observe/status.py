@@ -12,12 +12,18 @@ from windlass.control.auth import bearer
 _TIMEOUT_SECONDS = 10.0
 
 
-def fetch(address: Address, token: bytes, tls: ssl.SSLContext | None = None, path: str = "/api/v1/status") -> str:
+def fetch(
+    address: Address,
+    token: bytes,
+    tls: ssl.SSLContext | None = None,
+    path: str = "/api/v1/status",
+    timeout: float = _TIMEOUT_SECONDS,
+) -> str:
     """What the scheduler answers to a GET, the JSON of its status."""
     connection = (
-        http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS)
+        http.client.HTTPConnection(address.host, address.port, timeout=timeout)
         if tls is None
-        else http.client.HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_SECONDS, context=tls)
+        else http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=tls)
     )
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {bearer(token)}"})
@@ -48,6 +54,11 @@ def show(text: str) -> None:
         print_(f"[yellow]still missing: {', '.join(status['missing'])}[/yellow]")
     for index, reason in status["servers_lost"].items():
         print_(f"[red]server {index} is lost: {reason}[/red]")
+
+    for app in status["apps"]:
+        if app["waited"]:
+            ranks = ", ".join(map(str, app["waited"]))
+            print_(f"[yellow]app {app['name']!r} waits for a replacement of rank {ranks}[/yellow]")
 
     def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         if rows:
@@ -89,16 +100,35 @@ def show(text: str) -> None:
     )
     table(
         "apps",
-        ["app", "workers", "view", "started", "quota"],
+        ["app", "workers", "view", "started", "on loss", "quota"],
         [
             [
                 x["name"],
                 f"{x['workers']} of {x['world_size']}",
                 x["view"],
                 "yes" if x["started"] else "no",
+                x["on_worker_loss"],
                 "" if x["quota_bytes"] is None else _bytes(x["quota_bytes"]),
             ]
             for x in status["apps"]
+        ],
+    )
+    table(
+        "consistency",
+        ["app", "pulls", "stale", "p99", "waits", "waited", "waited for most", "late"],
+        [
+            [
+                x["name"],
+                of["pulls"],
+                f"{of['staleness_mean']:.2f}",
+                _at_most(of["staleness_p99"], len(of["staleness"]) - 1),
+                of["waits"],
+                _seconds(of["waited_seconds"]),
+                ", ".join(f"rank {one['rank']}: {_seconds(one['seconds'])}" for one in of["waited_for"]),
+                of["late"],
+            ]
+            for x in status["apps"]
+            if (of := x["sync"]) is not None
         ],
     )
     table(
@@ -115,6 +145,10 @@ def show(text: str) -> None:
         ["name", "value", "from"],
         [[name, x["value"], x["from"]] for name, x in status["settings"].items() if x["from"] != "default"],
     )
+
+
+def _at_most(staleness: int, last: int) -> str:
+    return f"{staleness} or more" if staleness == last else str(staleness)
 
 
 def _bytes(n: int) -> str:

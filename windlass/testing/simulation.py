@@ -2,8 +2,9 @@
 
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
-partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In the end faults stop, the
-cluster settles, and everything that was promised is checked. The same seed gives the same history, to the last event.
+partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
+workers that remain wait for a replacement of one that was lost. In the end faults stop, the cluster settles, and
+everything that was promised is checked. The same seed gives the same history, to the last event.
 
     python -m windlass.testing.simulation --seeds 200
 """
@@ -22,6 +23,7 @@ from windlass import _core
 from windlass.control import messages as m
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
 from windlass.control.liveness import Liveness
+from windlass.control.model import Member as Known
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
 
@@ -49,6 +51,7 @@ class World:
         self.random = random.Random(seed)
         self.now = 0.0
         self.broken = broken  # which mechanism is off, to show that its check can fail
+        self.on_worker_loss: m.OnWorkerLoss = "wait" if seed % 2 else "continue"
         self.history = hashlib.sha256()
         self.counts: collections.Counter[str] = collections.Counter()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -111,7 +114,7 @@ class World:
             return
         who: Member = self.random.choice([*self.servers, *self.workers])
         kind = self.random.choices(
-            ["break", "beat", "crash", "still", "partition", "move", "jump"], [6, 3, 1, 2, 2, 12, 1]
+            ["break", "beat", "crash", "blackout", "still", "partition", "move", "jump"], [6, 3, 1, 0.5, 2, 2, 12, 1]
         )[0]
         self.counts[kind] += 1
         self.note("fault", kind, who.name)
@@ -122,7 +125,13 @@ class World:
                 who.lose_beat()
             case "crash" if isinstance(who, Worker):  # without replicas a server's crash is the end of its shards
                 who.crash()
-                self.after(self.random.uniform(0.1, 10), who.begin)
+                self.after(self.random.uniform(0.1, 20), who.begin)
+            case "blackout":  # all workers, and soon after the servers' control connections
+                for worker in self.workers:
+                    worker.crash()
+                    self.after(self.random.uniform(0.1, 20), worker.begin)
+                for server in self.servers:
+                    self.after(self.random.uniform(0.1, 0.5), server.lose_control)
             case "still":
                 who.still = True
                 self.after(self.random.uniform(0.5, 15), who.wake)
@@ -146,17 +155,37 @@ class World:
         for worker in self.workers:
             if worker.alive and not worker.out and worker.view != app.view and app.started:
                 raise Violation(f"{worker.name} knows view {worker.view}, not {app.view}")
+        self._check_servers_views()
         if not state.objects:
             return
         object_ = next(iter(state.objects.values()))
         for shard, (owner, term) in enumerate(zip(object_.owners, object_.terms, strict=True)):
             holders = [s.index for s in self.servers if s.alive and s.holds(shard)]
-            if state.lost and owner in state.lost:
+            if owner in state.lost:
+                continue
+            if len(holders) == 1 and holders[0] in state.lost:
+                self.counts["shards lost on their way"] += 1  # it moved to a server that was given up meanwhile
                 continue
             if holders != [owner]:
                 raise Violation(f"shard {shard} is on {holders}; the map says {owner}, term {term}")
             self._check_pushes(shard, self.servers[owner])
             self.counts["shards checked"] += 1
+
+    def _check_servers_views(self) -> None:
+        """Every server knows the last view; who was lost has been replaced."""
+        app = self.brain.state.apps[APP]
+        if app.waited:
+            raise Violation(f"ranks {sorted(app.waited)} are waited for, though all have come back")
+        for server in self.servers:
+            if not server.alive or server.out:
+                continue
+            if server.view is None or server.view.number != app.view:
+                seen = None if server.view is None else server.view.number
+                raise Violation(f"{server.name} knows view {seen}, not {app.view}")
+            workers = {peer.index: peer.incarnation for peer in server.view.workers}
+            if app.started and workers != app.workers:
+                raise Violation(f"{server.name} knows {workers}, not {app.workers}")
+            self.counts["views checked"] += 1
 
     def _check_pushes(self, shard: int, owner: "Server") -> None:
         total = 0
@@ -175,16 +204,27 @@ class World:
             raise Violation(f"shard {shard} has {owner.shards[shard].total}, expected {total}")
 
 
+class _Forgetful(State):
+    """A state machine that does not tell a server which views it has missed."""
+
+    def _catch_up_views(self, member: Known) -> None:
+        if member.join.role != "server":
+            super()._catch_up_views(member)
+
+
 class Brain:
     """The scheduler process around the state machine."""
 
     def __init__(self, world: World, servers: int) -> None:
         self.world = world
-        self.state = State(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
+        kind = _Forgetful if world.broken == "views" else State
+        self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
         self.alive = Liveness(5.0)
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
         self.of: dict[int, int] = {}  # the connection of each member
-        self._asleep_until = 0.0
+        self._sleeps = 0
+        self._late: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: dict[str, int] = {}  # the last of each name; earlier ones do not count any more
         self._numbers = itertools.count(1)
         self._operator = 999
         self._do(self.state.begin())
@@ -196,14 +236,19 @@ class Brain:
         self._do(self.state.handle(event))
 
     def sleep(self, seconds: float) -> None:
-        """It stands still: what arrives waits."""
-        self._asleep_until = self.world.now + seconds
+        """It stands still: what arrives waits, in order."""
+        self._sleeps += 1
+        self.world.after(seconds, self._wake)
+
+    def _wake(self) -> None:
+        self._sleeps -= 1
+        while self._late and not self._sleeps:
+            self._late.popleft()()
 
     def awake(self, do: Callable[[], None]) -> None:
         """Now, or when it is awake again."""
-        left = self._asleep_until - self.world.now
-        if left > 0:
-            self.world.after(left, lambda: self.awake(do))
+        if self._sleeps:
+            self._late.append(do)
         else:
             do()
 
@@ -235,12 +280,22 @@ class Brain:
                     self.alive.remove(member)
                     if (there := self.connections.get(self.of.pop(member, 0))) is not None:
                         self.world.after(0.001, lambda there=there: there[0].closed(there[1]))  # type: ignore[misc]
-                case Timer(name, seconds) if seconds is not None:
-                    self.world.after(seconds, lambda name=name: self.awake(lambda: self.feed(Fired(name))))  # type: ignore[misc]
+                case Timer(name, seconds):
+                    self._set_timer(name, seconds)
                 case End():
                     raise Violation("the cluster ended")
-                case Log() | Timer() | Tell():
+                case Log() | Tell():
                     pass
+
+    def _set_timer(self, name: str, seconds: float | None) -> None:
+        number = self._timers[name] = next(self._numbers)
+
+        def fire() -> None:
+            if self._timers[name] == number:
+                self.feed(Fired(name))
+
+        if seconds is not None:
+            self.world.after(seconds, lambda: self.awake(fire))
 
     def _send(self, connection: int, message: m.Message) -> None:
         if (there := self.connections.get(connection)) is None:
@@ -321,6 +376,7 @@ class Member:
             self.world.after(0.2, self._connect)
             return
         self._number += 1
+        self.world.brain.broke(self.connection, self.incarnation)  # it has one at a time
         self.world.brain.accept(self, self._number, self.join())
 
     def lose_control(self) -> None:
@@ -423,6 +479,8 @@ class Server(Member):
         self.index = index
         self.shards: dict[int, Shard] = {}
         self.moved: dict[int, tuple[int, int]] = {}  # to which server, under which term
+        self.view: m.View | None = None
+        self._since: dict[int, int] = {}  # by incarnation
 
     def join(self) -> m.Join:
         return m.Join("server", self.incarnation, rank=self.index, addresses=[f"unix://@{self.index}"], pid=1)
@@ -439,8 +497,47 @@ class Server(Member):
         match message:
             case m.Welcome():
                 self.tell(m.Ready())
+                self._will_know_the_view(self._number)
             case m.MoveShard():
                 self._move(message)
+            case m.View():
+                self._see(message)
+
+    def _will_know_the_view(self, connection: int) -> None:
+        """Who has come back knows in a moment what it has missed."""
+        state = self.world.brain.state
+        number = 0 if APP not in state.apps else state.apps[APP].view
+
+        def check() -> None:
+            away = self._number != connection or not self._reachable() or self._inbox
+            if away or self.incarnation not in state.members:
+                return
+            if number > (0 if self.view is None else self.view.number):
+                raise Violation(f"{self.name} has come back and does not know view {number}")
+            self.world.counts["servers back"] += number > 0
+
+        self.world.after(0.05, check)
+
+    def _see(self, view: m.View) -> None:
+        """Numbers go up, and what a view says does not change; a connection that was re-made repeats the last one."""
+        before, self.view = self.view, view
+        if before is not None and (view.number < before.number or (view.number == before.number and view != before)):
+            raise Violation(f"{self.name} was shown view {view.number} after {before.number}")
+        if before is not None and view.started < before.started:
+            raise Violation(f"{self.name}: the app started with view {view.started} after {before.started}")
+        for peer in view.workers:
+            if not view.started <= peer.since <= view.number:
+                raise Violation(f"view {view.number}, started with {view.started}: {peer}")
+            if self._since.setdefault(peer.incarnation, peer.since) != peer.since:
+                raise Violation(f"{self.name}: {peer} was in a view since {self._since[peer.incarnation]}")
+        if view.waited and self.world.on_worker_loss == "continue":
+            raise Violation(f"view {view.number} waits for {view.waited} in an app that continues")
+        if set(view.waited) & {peer.index for peer in view.workers}:
+            raise Violation(f"view {view.number} waits for {view.waited}, some of whom are in it")
+        if before is None or view.number > before.number:
+            self.world.counts["views that wait"] += bool(view.waited)
+            self.world.counts["views of a start"] += view.started == view.number
+            self.world.counts["views without workers"] += not view.workers
 
     def attach(self, runs: list[tuple[int, int, int]]) -> None:
         """An object of which it has shards, as a client says."""
@@ -512,18 +609,22 @@ class Worker(Member):
         self.pushed: dict[int, dict[int, list[int]]] = {}  # values by incarnation and shard
         self.acknowledged: dict[int, dict[int, int]] = {}
         self.view = 0
+        self._starts = 0
         self._owners: list[int] = []
         self._terms: list[int] = []
         self._boxes: dict[int, _core.Outbox] = {}
         self._requests: dict[int, tuple[int, int, int]] = {}  # shard, sequence, value
 
     def join(self) -> m.Join:
-        return m.Join("worker", self.incarnation, APP, self.rank, self.world_size, pid=1)
+        rank = self.rank if self._starts == 1 else None  # a replacement takes the rank that it is given
+        loss = self.world.on_worker_loss
+        return m.Join("worker", self.incarnation, APP, rank, self.world_size, pid=1, on_worker_loss=loss)
 
     def begin(self) -> None:
         if self.alive:
             return
         self.view = 0
+        self._starts += 1
         self._owners = []
         self._boxes.clear()
         self._requests.clear()
@@ -539,6 +640,8 @@ class Worker(Member):
 
     def heard(self, message: m.Message) -> None:
         match message:
+            case m.Welcome(_, rank):
+                self.rank = rank
             case m.View(_, number):
                 if number < self.view:
                     raise Violation(f"{self.name} was shown view {number} after {self.view}")

@@ -1,0 +1,127 @@
+"""A server as a member: what it passes on to the core, and what it reports of it."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import windlass as wl
+from windlass._address import Address
+from windlass._settings import load
+from windlass.control import messages as m
+from windlass.control.member import Member
+from windlass.control.server import ServerMember
+from windlass.testing import LocalCluster
+from windlass.testing.cluster import until
+
+SOMEWHERE = Address.parse("tcp://127.0.0.1:1")
+STATS = [("default", 10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)]
+
+
+class FakeHost:
+    """Stands in for the native host: notes what it is told."""
+
+    memory_bytes = sessions = 0
+    traffic = (0, 0, 0)
+    quotas_used: dict[str, int] = {}
+
+    def __init__(self) -> None:
+        self.cluster = 0
+        self.views: list[tuple[str, int, list[tuple[int, int, bool]], list[int]]] = []
+
+    def set_cluster(self, cluster: int) -> None:
+        self.cluster = cluster
+
+    def set_view(self, app: str, number: int, workers: list[tuple[int, int, bool]], waited: list[int]) -> None:
+        self.views.append((app, number, workers, waited))
+
+    def sync_stats(self) -> list[tuple]:
+        return STATS
+
+
+def member_of(host: FakeHost, address: Address = SOMEWHERE, token: str = "", number: int = 0) -> ServerMember:
+    settings = load({"number": str(number)}, None, {})
+    return ServerMember(address, token.encode(), [SOMEWHERE], host, settings, lambda code: None)  # type: ignore[arg-type]
+
+
+def test_a_view_is_passed_on_with_who_begins_at_clock_0():
+    host = FakeHost()
+    member = member_of(host)
+    workers = [m.Peer(0, 70, since=4), m.Peer(2, 72, since=6)]
+    member._heard(m.View("default", 6, 3, workers, [m.Peer(0, 9, "tcp://h:1")], started=4, waited=[1]))
+    member._heard(m.View("default", 9, 3, [], [m.Peer(0, 9, "tcp://h:1")], started=4))
+    assert host.views == [("default", 6, [(0, 70, True), (2, 72, False)], [1]), ("default", 9, [], [])]
+
+
+def test_what_the_host_counts_is_in_the_report():
+    report = member_of(FakeHost())._report()
+    assert report.sync == {"default": m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)}
+
+
+def test_a_host_that_counts_nothing_reports_nothing():
+    class Plain(FakeHost):
+        sync_stats = property()  # it has none
+
+    assert member_of(Plain())._report().sync == {}
+
+
+@pytest.fixture
+def joined() -> Iterator[tuple[LocalCluster, FakeHost, ServerMember]]:
+    """A scheduler in a process of its own, whose only server is the fake."""
+    with LocalCluster(servers=1) as cluster:
+        cluster.servers.pop().close()
+        until(lambda: not cluster.members("server"), "the real one has left", 10)
+        host = FakeHost()
+        member = member_of(host, Address.parse(cluster.address), cluster.token)
+        member.start()
+        until(lambda: host.cluster not in (0, 2**64 - 1), "it has joined", 10)
+        yield cluster, host, member
+        member.close()
+
+
+def attend(cluster: LocalCluster, incarnation: int, app: str = "default") -> m.View:
+    """A worker that only joins; it is told its first view."""
+    views: list[m.View] = []
+    come = threading.Event()
+
+    def heard(message: m.Message) -> None:
+        if isinstance(message, m.View):
+            views.append(message)
+            come.set()
+
+    join = m.Join("worker", incarnation, app, 0, 1)
+    worker = Member(Address.parse(cluster.address), cluster.token.encode(), join, heard)
+    worker.start(time.monotonic() + 10)
+    assert come.wait(10)
+    worker.close()
+    return views[0]
+
+
+def test_a_server_whose_connection_breaks_hears_of_what_it_missed(
+    joined: tuple[LocalCluster, FakeHost, ServerMember], caplog: pytest.LogCaptureFixture
+):
+    cluster, host, member = joined
+    attend(cluster, 70)
+    until(lambda: len(host.views) == 2, "both views", 10)
+    assert host.views == [("default", 1, [(0, 70, True)], []), ("default", 2, [], [])]
+    attend(cluster, 71)
+    until(lambda: len(host.views) == 4, "both views of the second start", 10)
+    assert host.views[2:] == [("default", 3, [(0, 71, True)], []), ("default", 4, [], [])]
+    ws = member._member._ws
+    assert ws is not None
+    ws.close(politely=False)
+    until(lambda: len(host.views) == 5, "the last one again", 10)
+    assert host.views[4] == ("default", 4, [], [])
+
+
+def test_workers_that_disagree_on_a_loss_are_refused_with_both_words(
+    joined: tuple[LocalCluster, FakeHost, ServerMember],
+):
+    cluster, _, _ = joined
+    join = m.Join("worker", 80, "two", 0, 2, on_worker_loss="wait")
+    first = Member(Address.parse(cluster.address), cluster.token.encode(), join, lambda _: None)
+    first.start(time.monotonic() + 10)
+    with pytest.raises(wl.InvalidArgument, match=r"app 'two' has on_worker_loss='wait', not 'continue'"):
+        cluster.connect(app="two", rank=1, world_size=2, timeout=10)
+    first.close()

@@ -1,0 +1,273 @@
+"""Views: who is in them since when, who is waited for, and who is told."""
+
+import pytest
+from brain import Brain, started
+
+from windlass.control import messages as m
+from windlass.control.events import Fired
+
+
+def since(view: m.View) -> dict[int, int]:
+    """By rank."""
+    return {peer.index: peer.since for peer in view.workers}
+
+
+def waiting(workers: int = 3, **terms: object) -> Brain:
+    """An app that waits for replacements."""
+    return started(workers=workers, on_worker_loss="wait", **terms)
+
+
+def last(brain: Brain, member: int = 100) -> tuple[int, list[int], list[int]]:
+    """The last view that a member, else a server, was told: its number, its ranks, and those waited for."""
+    view = brain.last(member, m.View)
+    return view.number, sorted(since(view)), view.waited
+
+
+# -- since when ------------------------------------------------------------------------------------------------------
+
+
+def test_a_view_says_since_when_each_worker_is_in_it():
+    brain = started(workers=3)
+    view = brain.last(100, m.View)
+    assert (view.started, since(view)) == (1, {0: 1, 1: 1, 2: 1})
+    assert all(peer.since == 0 for peer in view.servers)
+    brain.die(201)
+    brain.die(202)
+    assert brain.join("worker", 300, rank=2, world_size=3) is None
+    assert (brain.last(100, m.View).started, since(brain.last(100, m.View))) == (1, {0: 1, 2: 4})
+    assert brain.join("worker", 301, rank=1, world_size=3) is None
+    assert since(brain.last(100, m.View)) == {0: 1, 1: 5, 2: 4}
+    assert brain.join("worker", 300, rank=2, world_size=3) is None  # a connection that was made again
+    assert since(brain.last(300, m.View)) == {0: 1, 1: 5, 2: 4}
+
+
+def test_an_app_that_starts_again_says_with_which_view():
+    brain = started(linger=True)
+    brain.say(200, m.Leave())
+    brain.say(201, m.Leave())
+    assert last(brain) == (3, [], [])
+    brain.workers(2, first=500)
+    view = brain.last(100, m.View)
+    assert (view.number, view.started, since(view)) == (4, 4, {0: 4, 1: 4})
+    brain.die(500)
+    assert brain.join("worker", 600, rank=0, world_size=2) is None
+    view = brain.last(100, m.View)
+    assert (view.number, view.started, since(view)) == (6, 4, {0: 6, 1: 4})
+
+
+def test_those_who_gather_for_a_start_are_in_no_view():
+    brain = started(linger=True)
+    brain.join("reader", 400)
+    for worker in (200, 201):
+        brain.say(worker, m.Leave())
+    brain.join("worker", 500, rank=0, world_size=2)
+    brain.join("reader", 401)
+    assert last(brain, 401) == (3, [], [])
+
+
+# -- who is told -----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_whose_connection_was_made_again_is_told_the_views_of_all_apps():
+    brain = started(linger=True)
+    brain.workers(3, app="other", first=300)
+    brain.workers(1, app="done", first=350)
+    brain.say(350, m.Leave())
+    brain.join("worker", 360, app="gathering", rank=0, world_size=2)
+    brain.die(301)
+    told = len(brain.told[100])
+    assert brain.join("server", 100) is None
+    again = {view.app: view for view in brain.told[100][told:] if isinstance(view, m.View)}
+    seen = {app: (view.number, sorted(since(view))) for app, view in again.items()}
+    assert seen == {"default": (1, [0, 1]), "other": (2, [0, 2]), "done": (2, [])}
+    told = len(brain.told[200])
+    brain.join("worker", 200, rank=0, world_size=2)
+    assert [view.app for view in brain.told[200][told:] if isinstance(view, m.View)] == ["default"]
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_app_that_continues_waits_for_nobody():
+    brain = started(workers=3)
+    brain.die(201)
+    assert last(brain) == (2, [0, 2], [])
+    brain.say(202, m.Leave(failed=True))
+    assert last(brain) == (3, [0], [])
+    brain.die(200)
+    assert brain.end is not None
+    assert not brain.end.failed
+
+
+@pytest.mark.parametrize("how", ["dies", "fails", "breaks the rules"])
+def test_an_app_that_waits_has_the_lost_rank_in_its_views_until_somebody_has_come(how: str):
+    brain = waiting()
+    if how == "dies":
+        brain.die(201)
+    else:
+        brain.say(201, m.Leave(failed=True, why="an error") if how == "fails" else m.Stop(1))
+    for member in (100, 101, 200, 202):
+        assert last(brain, member) == (2, [0, 2], [1])
+    assert brain.logs[-1] == "warning app 'default' waits for a replacement of worker 1"
+    assert brain.join("worker", 300, rank=1, world_size=3, on_worker_loss="wait") is None
+    for member in (100, 101, 200, 202, 300):
+        assert last(brain, member) == (3, [0, 1, 2], [])
+    assert since(brain.last(100, m.View)) == {0: 1, 1: 3, 2: 1}
+    assert "has come, in place of the one that was lost: 3 of 3" in brain.logs[-1]
+
+
+def test_who_leaves_in_peace_is_waited_for_by_nobody():
+    brain = waiting()
+    brain.say(201, m.Leave())
+    assert last(brain) == (2, [0, 2], [])
+    for worker in (200, 202):
+        brain.say(worker, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
+
+
+def test_who_comes_without_a_rank_gets_one_that_is_waited_for_before_one_that_is_free():
+    brain = waiting(workers=4)
+    brain.say(200, m.Leave())  # rank 0 is free, and nobody waits for it
+    brain.die(203)
+    brain.die(202)
+    assert last(brain)[2] == [2, 3]
+    for incarnation, rank, left in ((300, 2, [3]), (301, 3, []), (302, 0, [])):
+        assert brain.join("worker", incarnation, world_size=4, on_worker_loss="wait") is None
+        assert brain.state.members[incarnation].index == rank
+        assert last(brain)[2] == left
+
+
+def test_a_replacement_that_is_lost_is_waited_for_again():
+    brain = waiting()
+    brain.die(201)
+    brain.join("worker", 300, rank=1, world_size=3, on_worker_loss="wait")
+    brain.die(300)
+    assert last(brain) == (4, [0, 2], [1])
+
+
+def test_who_is_lost_before_the_start_makes_no_view():
+    brain = Brain()
+    brain.servers(2)
+    brain.join("worker", 200, rank=0, world_size=2, on_worker_loss="wait")
+    brain.die(200)
+    assert not brain.state.apps["default"].waited
+    assert brain.end is None
+
+
+def test_workers_of_an_app_agree_on_what_a_loss_means():
+    brain = waiting(linger=True)
+    brain.die(201)
+    refused = brain.join("worker", 300, rank=1, world_size=3)
+    assert refused is not None
+    assert refused.error == "InvalidArgument"
+    expected = "app 'default' has on_worker_loss='wait', not 'continue': its workers must agree"
+    assert refused.why == expected
+    assert last(brain) == (2, [0, 2], [1])  # and it is still waited for
+    brain.workers(2, app="other", first=400, on_worker_loss="continue")
+    for worker in (200, 202):
+        brain.say(worker, m.Leave())
+    brain.fire("replace:default")
+    brain.workers(2, first=500, on_worker_loss="continue")  # a new start, a new word
+    brain.die(500)
+    assert last(brain)[2] == []
+
+
+# -- all lost --------------------------------------------------------------------------------------------------------
+
+
+def test_an_app_that_lost_all_its_workers_waits_for_one_of_them():
+    brain = waiting(start_timeout=7.0)
+    brain.die(200)
+    brain.die(202)
+    assert "replace:default" not in brain.timers
+    brain.die(201)
+    assert last(brain) == (4, [], [0, 1, 2])
+    assert brain.end is None
+    assert brain.timers["replace:default"] == 7.0
+    assert brain.join("worker", 300, world_size=3, on_worker_loss="wait") is None
+    assert last(brain) == (5, [0], [1, 2])
+    assert brain.timers["replace:default"] is None  # there is time for the others again
+    view = brain.last(100, m.View)
+    assert (view.started, since(view)) == (1, {0: 5})  # nobody starts anew: the servers have what was done
+    brain.feed(Fired("replace:default"))  # one that was on its way
+    assert last(brain) == (5, [0], [1, 2])
+
+
+@pytest.mark.parametrize("linger", [False, True])
+def test_an_app_whose_lost_workers_nobody_replaces_has_failed(linger: bool):
+    brain = waiting(start_timeout=7.0, linger=linger)
+    brain.say(202, m.Leave())
+    brain.die(200)
+    brain.die(201)
+    assert brain.end is None
+    brain.fire("replace:default")
+    why = "app 'default' was lost: nobody came within 7 s in place of workers 0, 1"
+    assert f"error {why}" in brain.logs
+    assert last(brain) == (5, [], [])
+    assert not brain.state.apps["default"].started
+    if linger:
+        assert brain.end is None
+        brain.workers(2, first=500)
+        view = brain.last(100, m.View)
+        assert (view.number, view.started, view.waited) == (6, 6, [])
+    else:
+        assert brain.end is not None
+        assert (brain.end.failed, brain.end.why) == (True, why)
+        assert brain.last(100, m.Shutdown).why == why
+
+
+def test_the_last_worker_may_leave_while_another_is_waited_for():
+    brain = waiting(workers=2)
+    brain.die(201)
+    brain.say(200, m.Leave())
+    assert brain.end is None
+    assert last(brain) == (3, [], [1])
+    assert brain.join("worker", 300, rank=1, world_size=2, on_worker_loss="wait") is None
+    assert last(brain) == (4, [1], [])
+    brain.say(300, m.Leave())
+    assert brain.end is not None
+    assert not brain.end.failed
+
+
+def test_a_cluster_ends_as_failed_if_one_of_its_apps_did():
+    brain = waiting(workers=1)
+    brain.workers(1, app="other", first=400)
+    brain.die(200)
+    brain.fire("replace:default")
+    assert brain.end is None  # the other goes on
+    brain.say(400, m.Leave())
+    assert brain.end is not None
+    assert brain.end.failed
+    assert "in place of worker 0" in brain.end.why
+
+
+def test_an_app_that_was_lost_and_trained_again_has_not_failed():
+    brain = waiting(workers=1)
+    brain.workers(1, app="other", first=400)
+    brain.die(200)
+    brain.fire("replace:default")
+    brain.workers(1, first=500)
+    for worker in (500, 400):
+        brain.say(worker, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
+
+
+def test_another_app_does_not_end_while_one_waits():
+    brain = waiting(workers=1)
+    brain.workers(1, app="other", first=400)
+    brain.die(200)
+    brain.say(400, m.Leave())
+    assert brain.end is None
+
+
+def test_who_is_waited_for_is_said_again_and_again_and_many_are_counted():
+    brain = waiting(workers=20)
+    for worker in range(200, 218):
+        brain.die(worker)
+    brain.logs.clear()
+    for _ in range(2):
+        brain.fire("missing")
+    ranks = ", ".join(map(str, range(16)))
+    assert brain.logs == [f"warning app 'default' waits for a replacement of workers {ranks} and 2 more"] * 2
