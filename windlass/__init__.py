@@ -31,7 +31,7 @@ from windlass._errors import (
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
-from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Max, RowAdagrad, Rule, Sum
+from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._step import Step
 from windlass._table import Chunk, Table
@@ -46,6 +46,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Assign",
+    "Average",
     "BufferInUse",
     "Cancelled",
     "Chunk",

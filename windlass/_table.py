@@ -112,7 +112,7 @@ class Table:
         """Sends a gradient per key, (len(keys), dim); the servers apply the rule to those rows. A future.
 
         Gradients of a repeated key are combined, in order, into one update: optimizers and Sum add them, Max takes
-        the largest, Assign the last.
+        the largest, Assign the last, Average the mean.
         """
         check_weight(weight, "table", self.name)
         keyed, source = as_keys(keys, self._what), as_input(grads, self._what)

@@ -3,6 +3,7 @@
 
 #include "rule/adagrad.h"
 #include "rule/adam.h"
+#include "rule/average.h"
 #include "rule/convert.h"
 #include "rule/copy.h"
 #include "rule/fill.h"
@@ -137,10 +138,15 @@ constexpr RuleKernels kernels_of(const char* name) {
 
 void combine(Combine how, float* WL_RESTRICT into, const float* WL_RESTRICT g, size_t n) {
   switch (how) {
-    case Combine::kAdd: return Sum::apply<float>({}, into, nullptr, g, n);
+    case Combine::kAdd:
+    case Combine::kMean: return Sum::apply<float>({}, into, nullptr, g, n);
     case Combine::kMax: return Max::apply<float>({}, into, nullptr, g, n);
     case Combine::kLast: return Assign::apply<float>({}, into, nullptr, g, n);
   }
+}
+
+void divide(float* into, float by, size_t n) {
+  for (size_t i = 0; i < n; ++i) into[i] /= by;
 }
 
 }  // namespace
@@ -158,6 +164,7 @@ const Kernels kKernels = {
     .to_f32 = to_f32,
     .from_f32 = from_f32,
     .combine = combine,
+    .divide = divide,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,
