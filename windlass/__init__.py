@@ -9,6 +9,7 @@ weights = w.push_pull(gradient)
 
 from windlass._cluster import Cluster, connect
 from windlass._core import Version
+from windlass._delay import Delayed
 from windlass._errors import (
     AccessDenied,
     BufferInUse,
@@ -53,6 +54,7 @@ __all__ = [
     "Closed",
     "Cluster",
     "Constant",
+    "Delayed",
     "ForkedProcess",
     "Future",
     "Init",
