@@ -32,6 +32,7 @@ from windlass._errors import (
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
+from windlass._local import Elastic, Local
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._step import Step
@@ -55,11 +56,13 @@ __all__ = [
     "Cluster",
     "Constant",
     "Delayed",
+    "Elastic",
     "ForkedProcess",
     "Future",
     "Init",
     "InternalError",
     "InvalidArgument",
+    "Local",
     "Max",
     "NonFinite",
     "Normal",
