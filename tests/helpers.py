@@ -117,6 +117,7 @@ def every_call(
         "Tensor.push_async": lambda: tensor.push_async(grad),
         "Tensor.push_pull": lambda: tensor.push_pull(grad),
         "Tensor.push_pull_async": lambda: tensor.push_pull_async(grad),
+        "Tensor.delayed": lambda: tensor.delayed(1),
         "Tensor.push in a step": lambda: in_step(cluster, "push", tensor, grad),
         "Tensor.push_pull of a registered array in a step": lambda: in_step(
             cluster, "push_pull", [tensor], [registered]
@@ -126,6 +127,7 @@ def every_call(
         "Table.pull create=False": lambda: table.pull([1, 2], create=False),
         "Table.pull_async": lambda: table.pull_async([1, 2]),
         "Table.pull_async into out": lambda: table.pull_async([1, 2], out=out),
+        "Table.ahead": lambda: list(table.ahead([[1, 2]])),
         "Table.push": lambda: table.push([1, 2], rows),
         "Table.push_async": lambda: table.push_async([1, 2], rows),
         "Table.push_pull": lambda: table.push_pull([1, 2], rows),

@@ -341,6 +341,7 @@ RULES = {
     "Sum": wl.Sum(),
     "Assign": wl.Assign(),
     "Max": wl.Max(),
+    "Average": wl.Average(),
 }
 assert {r._kind for r in RULES.values()} == set(wl._core.RuleKind)
 cluster, prints = wl.connect(threads=2), {"isa": wl._core.isa()}

@@ -102,7 +102,7 @@ def test_every_rule_of_the_core_has_a_class():
     text = (CSRC / "rule" / "rules.def").read_text()
     in_core = len(re.findall(r"^WL_RULE\(", text, re.MULTILINE))
     rules = [wl.SGD(lr=0.1), wl.SGD(lr=0.1, momentum=0.9)]
-    rules += [wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Assign(), wl.Max()]
+    rules += [wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Assign(), wl.Max(), wl.Average()]
     assert {r._kind for r in rules} == set(_core.RuleKind)
     assert len(_core.RuleKind) == in_core
 

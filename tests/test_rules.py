@@ -165,6 +165,7 @@ def test_nan_wins_in_max(cluster: wl.Cluster, dtype: type):
         (wl.Sum(), [1 + 2 + 4, 8]),
         (wl.Max(), [4, 8]),
         (wl.Assign(), [2, 8]),
+        (wl.Average(), [np.float32(7) / 3, 8]),
         (wl.SGD(lr=1.0), [-7, -8]),
         (wl.Adagrad(lr=1.0, eps=0.0), [-1, -1]),  # one update by 7: 7 / sqrt(49)
     ],
@@ -307,7 +308,7 @@ def test_a_fixed_number_is_refused_with_those_that_travel(cluster: wl.Cluster, w
     assert not pull().any()
 
 
-@pytest.mark.parametrize("rule", [wl.Sum(), wl.Assign(), wl.Max()])
+@pytest.mark.parametrize("rule", [wl.Sum(), wl.Assign(), wl.Max(), wl.Average()])
 def test_rules_without_hyperparameters_say_so(cluster: wl.Cluster, rule: wl.Rule):
     push, pull = push_of(cluster, "tensor", rule)
     with pytest.raises(wl.InvalidArgument, match="has no hyperparameter 'lr'; it has: none"):

@@ -9,6 +9,7 @@ weights = w.push_pull(gradient)
 
 from windlass._cluster import Cluster, connect
 from windlass._core import Version
+from windlass._delay import Delayed
 from windlass._errors import (
     AccessDenied,
     BufferInUse,
@@ -31,7 +32,8 @@ from windlass._errors import (
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
-from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Max, RowAdagrad, Rule, Sum
+from windlass._local import Elastic, Local
+from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._step import Step
 from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
@@ -50,17 +52,21 @@ __all__ = [
     "Adam",
     "AdamW",
     "Assign",
+    "Average",
     "BufferInUse",
     "Cancelled",
     "Chunk",
     "Closed",
     "Cluster",
     "Constant",
+    "Delayed",
+    "Elastic",
     "ForkedProcess",
     "Future",
     "Init",
     "InternalError",
     "InvalidArgument",
+    "Local",
     "Max",
     "MaxDelay",
     "NonFinite",

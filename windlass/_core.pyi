@@ -60,6 +60,8 @@ class RuleKind(enum.Enum):
 
     MAX = 8
 
+    AVERAGE = 9
+
 class InitKind(enum.Enum):
     ZEROS = 0
 

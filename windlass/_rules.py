@@ -17,7 +17,7 @@ _FLOAT32_MAX = 3.4028234e38
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Base of all rules. Sum, Assign and Max have no numbers; the optimizers are torch.optim's of the same name."""
+    """Base of all rules. Sum, Assign, Max and Average have no numbers; the optimizers are torch.optim's by name."""
 
     # Fields that are fixed at creation; every other field is a hyperparameter and travels with the push.
     _structure: ClassVar[frozenset[str]] = frozenset()
@@ -212,3 +212,16 @@ class Max(Rule):
     @property
     def _kind(self) -> _core.RuleKind:
         return _core.RuleKind.MAX
+
+
+@dataclasses.dataclass(frozen=True)
+class Average(Rule):
+    """Puts the mean of what is pushed in place of what is there. For float32.
+
+    The mean is over what belongs to one update: the gradients of a repeated key, and under BSP what all workers pushed.
+    Where every push is an update of its own, it is what was pushed last.
+    """
+
+    @property
+    def _kind(self) -> _core.RuleKind:
+        return _core.RuleKind.AVERAGE

@@ -1,12 +1,13 @@
 """Tables: maps from 64-bit keys to rows, which grow by themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from windlass import _core
 from windlass._arrays import ArrayLike, as_input, as_keys, core_dtype, is_torch
+from windlass._delay import check_delay, pull_ahead
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Init
@@ -104,6 +105,27 @@ class Table:
             self._core.call_later(source, None, landing, None, create, seconds), lambda: land(result), seconds
         )
 
+    def ahead(
+        self,
+        batches: Iterable[ArrayLike],
+        *,
+        delay: int = 1,
+        dtype: object = None,
+        create: bool = True,
+        timeout: float | None = None,
+    ) -> Iterator[tuple[Any, Any]]:
+        """``(keys, rows)`` of every batch of keys, pulled up to `delay` steps before it is used. ::
+
+            for keys, rows in users.ahead(batches, delay=2):
+                users.push(keys, gradient(rows))
+
+        Rows may lack what this worker pushed in its last `delay` steps; with 0 they lack nothing. They are in a new
+        array. A batch is asked for `delay` steps early and must stay as it is until it comes back.
+        """
+        steps = check_delay(delay, f"ahead: {self._what}")
+        self._cluster._engine.check()
+        return pull_ahead(self, batches, steps, dtype, create, timeout)
+
     # -- push ------------------------------------------------------------------------------------------------------
 
     def push(
@@ -112,7 +134,7 @@ class Table:
         """Sends a gradient per key, (len(keys), dim); the servers apply the rule to those rows. A future.
 
         Gradients of a repeated key are combined, in order, into one update: optimizers and Sum add them, Max takes
-        the largest, Assign the last.
+        the largest, Assign the last, Average the mean.
         """
         check_weight(weight, "table", self.name)
         keyed, source = as_keys(keys, self._what), as_input(grads, self._what)

@@ -9,6 +9,7 @@ import numpy as np
 
 from windlass import _core
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
+from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Constant, Init
@@ -251,6 +252,10 @@ class Tensor:
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
         return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), timeout)
+
+    def delayed(self, delay: int) -> Delayed:
+        """For a loop that goes on with weights up to `delay` of its own steps old while its push_pulls travel."""
+        return Delayed(self, delay)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

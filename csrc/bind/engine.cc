@@ -107,7 +107,8 @@ void bind_engine(nb::module_& m) {
       .value("ADAMW", RuleKind::kAdamW)
       .value("SUM", RuleKind::kSum)
       .value("ASSIGN", RuleKind::kAssign)
-      .value("MAX", RuleKind::kMax);
+      .value("MAX", RuleKind::kMax)
+      .value("AVERAGE", RuleKind::kAverage);
   nb::enum_<InitKind>(m, "InitKind")
       .value("ZEROS", InitKind::kZeros)
       .value("CONSTANT", InitKind::kConstant)

@@ -273,9 +273,11 @@ class RemoteTableCall final : public TableCall, public Remote {
     const auto* const in = static_cast<const std::byte*>(arrays_.in);
     const Combine combine = layout_of(client_->spec().rule.kind).combine;
     std::vector<float> one(dim);
+    std::vector<uint32_t> times(unique_[part]);
     uint32_t seen = 0;
     for (size_t i = 0; i < size_of_part(part); ++i) {
       float* const row = to + slot[i] * dim;
+      ++times[slot[i]];
       if (slot[i] == seen) {
         kernels().to_f32(arrays_.in_dtype, in + keyed[i].at * bytes, row, dim);
         ++seen;
@@ -283,6 +285,9 @@ class RemoteTableCall final : public TableCall, public Remote {
         kernels().to_f32(arrays_.in_dtype, in + keyed[i].at * bytes, one.data(), dim);
         kernels().combine(combine, row, one.data(), dim);
       }
+    }
+    for (size_t i = 0; i < times.size() && combine == Combine::kMean; ++i) {
+      if (times[i] > 1) kernels().divide(to + i * dim, static_cast<float>(times[i]), dim);
     }
   }
   void withdraw_all(bool begun) {

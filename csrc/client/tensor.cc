@@ -81,6 +81,7 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
 
   const TensorSpec& spec = client_->spec();
   const uint64_t row = client_->cut().row;
+  const Combine how = layout_of(spec.rule.kind).combine;
   const bool is_f32 = spec.dtype == Dtype::kFloat32;
   const size_t bytes = row * size_of(spec.dtype);
   combined_ = std::make_unique_for_overwrite<std::byte[]>(rows.n * bytes);
@@ -88,11 +89,12 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
   if (arrays_.out != nullptr) repeats_ = std::move(spans_);
   sort_by_shard(&repeats_);
   spans_.clear();
-  uint64_t made = 0;
+  uint64_t made = 0, times = 0;
   for (uint64_t i = 0; i < rows.n; ++i) {
     const std::byte* g = static_cast<const std::byte*>(in.data) + order[i].second * row * size_of(in.dtype);
     const bool first = i == 0 || !same_row(order[i], order[i - 1]);
     if (first) add(static_cast<uint64_t>(order[i].first) * row, row, made++ * row);
+    times = first ? 1 : times + 1;
     std::byte* into = combined_.get() + (made - 1) * bytes;
     if (first && is_f32) {
       kernels().to_f32(in.dtype, g, reinterpret_cast<float*>(into), row);
@@ -100,7 +102,7 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
       std::memcpy(into, g, bytes);
     } else if (is_f32) {
       kernels().to_f32(in.dtype, g, one.get(), row);
-      kernels().combine(layout_of(spec.rule.kind).combine, reinterpret_cast<float*>(into), one.get(), row);
+      kernels().combine(how, reinterpret_cast<float*>(into), one.get(), row);
     } else {
       Dense d;  // Sum, Max and Assign combine gradients as they treat weights
       d.w = into;
@@ -109,6 +111,9 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
       const RuleKernels& rule = kernels(spec.rule.kind);
       (spec.dtype == Dtype::kFloat64 ? rule.dense_f64 : rule.dense_i64)({}, d);
     }
+    const bool last = i + 1 == rows.n || !same_row(order[i], order[i + 1]);
+    if (how == Combine::kMean && last && times > 1)
+      kernels().divide(reinterpret_cast<float*>(into), static_cast<float>(times), row);
   }
   arrays_.in = combined_.get();
   arrays_.in_dtype = spec.dtype;

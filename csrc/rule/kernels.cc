@@ -3,6 +3,7 @@
 
 #include "rule/adagrad.h"
 #include "rule/adam.h"
+#include "rule/average.h"
 #include "rule/convert.h"
 #include "rule/copy.h"
 #include "rule/fill.h"
@@ -137,7 +138,8 @@ constexpr RuleKernels kernels_of(const char* name) {
 
 void combine(Combine how, float* WL_RESTRICT into, const float* WL_RESTRICT g, size_t n) {
   switch (how) {
-    case Combine::kAdd: return Sum::apply<float>({}, into, nullptr, g, n);
+    case Combine::kAdd:
+    case Combine::kMean: return Sum::apply<float>({}, into, nullptr, g, n);
     case Combine::kMax: return Max::apply<float>({}, into, nullptr, g, n);
     case Combine::kLast: return Assign::apply<float>({}, into, nullptr, g, n);
   }
@@ -153,6 +155,10 @@ void weigh(float* WL_RESTRICT into, const float* WL_RESTRICT g, float weight, bo
 
 void scale(float* into, float by, size_t n) {
   for (size_t i = 0; i < n; ++i) into[i] *= by;
+}
+
+void divide(float* into, float by, size_t n) {
+  for (size_t i = 0; i < n; ++i) into[i] /= by;
 }
 
 }  // namespace
@@ -172,6 +178,7 @@ const Kernels kKernels = {
     .combine = combine,
     .weigh = weigh,
     .scale = scale,
+    .divide = divide,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,

@@ -208,12 +208,12 @@ TEST(wide_dtypes_give_the_same_bits_on_every_instruction_set) {
 
 TEST(gradients_combine_the_same_on_every_instruction_set) {
   test::Random random(test::seed());
-  for (const Combine how : {Combine::kAdd, Combine::kMax, Combine::kLast}) {
+  for (const Combine how : {Combine::kAdd, Combine::kMax, Combine::kLast, Combine::kMean}) {
     for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
       const std::vector<float> into = any_numbers(random, n + 1), g = any_numbers(random, n + 1);
       std::vector<float> want = into;
       for (size_t i = 1; i <= n; ++i) {
-        if (how == Combine::kAdd) want[i] = into[i] + g[i];
+        if (how == Combine::kAdd || how == Combine::kMean) want[i] = into[i] + g[i];
         if (how == Combine::kMax) want[i] = g[i] > into[i] ? g[i] : into[i];
         if (how == Combine::kLast) want[i] = g[i];
       }
@@ -222,6 +222,21 @@ TEST(gradients_combine_the_same_on_every_instruction_set) {
         k->combine(how, got.data() + 1, g.data() + 1, n);
         CHECK(same_bits(got, want));
       }
+    }
+  }
+}
+
+TEST(a_mean_divides_the_same_on_every_instruction_set) {
+  test::Random random(test::seed());
+  for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
+    const std::vector<float> into = any_numbers(random, n + 1);
+    const float by = static_cast<float>(1 + random.below(1000));
+    std::vector<float> want = into;
+    for (size_t i = 1; i <= n; ++i) want[i] = into[i] / by;
+    for (const Kernels* k : every_isa()) {
+      std::vector<float> got = into;
+      k->divide(got.data() + 1, by, n);
+      CHECK(same_bits(got, want));
     }
   }
 }

@@ -29,8 +29,9 @@ enum class RuleKind : uint8_t {
   kCount
 };
 
-// What becomes of several gradients for one weight within one update, in order of occurrence.
-enum class Combine : uint8_t { kAdd, kMax, kLast };
+// What becomes of several gradients for one weight within one update, in order of occurrence. A mean is their sum,
+// divided by how many there were once all have been added.
+enum class Combine : uint8_t { kAdd, kMax, kLast, kMean };
 
 // The numbers that travel with a push; which is which is the rule's business (see each rule's `enum Hyper`).
 struct Hyper {

@@ -48,7 +48,8 @@ void step(RuleKind kind, const Hyper& hyper, int count, const std::vector<float>
         break;
       }
       case RuleKind::kSum: w += g[i]; break;
-      case RuleKind::kAssign: w = g[i]; break;
+      case RuleKind::kAssign:
+      case RuleKind::kAverage: w = g[i]; break;
       case RuleKind::kMax: w = std::max<double>(w, g[i]); break;
       case RuleKind::kCount: break;
     }
@@ -122,6 +123,7 @@ TEST(only_an_optimizer_adds_and_the_plain_rules_combine_as_they_are_named) {
   CHECK(layout_of(RuleKind::kSum).combine == Combine::kAdd);
   CHECK(layout_of(RuleKind::kMax).combine == Combine::kMax);
   CHECK(layout_of(RuleKind::kAssign).combine == Combine::kLast);
+  CHECK(layout_of(RuleKind::kAverage).combine == Combine::kMean);
 }
 
 }  // namespace windlass

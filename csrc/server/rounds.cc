@@ -220,12 +220,18 @@ void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
   for (size_t i = begin; i < end; ++i) {
     const Push& push = pushes_[i];
     RowSum rows;  // repeated keys of one push come first
+    std::vector<uint32_t> times;
     for (const Keyed& key : push.keyed) {
       bool fresh = false;
       float* const row = rows.find(key.hash, dim, &fresh);
+      if (fresh) times.push_back(0);
+      ++times[static_cast<size_t>(row - rows.rows.data()) / dim];
       const std::byte* const g = push.numbers + key.at * dim * size_of(push.dtype);
       kernels().to_f32(push.dtype, g, fresh ? row : one.data(), dim);
       if (!fresh) combine_into(rule, row, one.data(), dim);
+    }
+    for (size_t r = 0; rule.layout.combine == Combine::kMean && r < times.size(); ++r) {
+      if (times[r] > 1) kernels().divide(rows.rows.data() + r * dim, static_cast<float>(times[r]), dim);
     }
     if (mean) kernels().scale(rows.rows.data(), static_cast<float>(push.weight), rows.rows.size());
     end - begin == 1 ? merge(&sum_.rows, rows) : merge(&worker, rows);
@@ -237,17 +243,17 @@ void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
 
 Status Rounds::apply(const Target& target, double weight) {
   const bool mean = takes_mean(target);
-  const auto by = static_cast<float>(1.0 / weight);
+  const auto by = static_cast<float>(weight);
   if (target.table != nullptr) {
     RowSum& rows = sum_.rows;
-    if (mean) kernels().scale(rows.rows.data(), by, rows.rows.size());
+    if (mean) kernels().divide(rows.rows.data(), by, rows.rows.size());
     const Arrays arrays{rows.rows.data(), nullptr, Dtype::kFloat32, Dtype::kFloat32, false};
     return target.table->apply(target.shard, sum_.hyper, rows.keyed.data(), rows.keyed.size(), arrays);
   }
   Tensor& tensor = *target.tensor;
   const Cut& cut = tensor.cut();
   const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
-  if (mean) kernels().scale(reinterpret_cast<float*>(sum_.numbers.data()), by, n);
+  if (mean) kernels().divide(reinterpret_cast<float*>(sum_.numbers.data()), by, n);
   std::vector<Span> spans;
   if (sum_.covered.empty()) {
     spans.push_back({first, n, 0});

@@ -208,9 +208,11 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   // Several gradients for one row become one, in order of occurrence.
   static thread_local std::vector<float> combined;        // rows of it
   static thread_local std::vector<uint32_t> combined_of;  // entry -> its row in `combined` + 1
+  static thread_local std::vector<uint32_t> times;        // of each row in `combined`
   const bool repeats = find_repeats(rows, &first);
   if (repeats) {
     combined.clear();
+    times.clear();
     combined_of.assign(n, 0);
     std::vector<float> one(dim);
     for (uint32_t i = 0; i < n; ++i) {
@@ -219,11 +221,16 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
       if (combined_of[f] == 0) {
         combined.resize(combined.size() + dim);
         kernels().to_f32(arrays.in_dtype, gradient(f), combined.data() + combined.size() - dim, dim);
-        combined_of[f] = static_cast<uint32_t>(combined.size() / dim);
+        times.push_back(1);
+        combined_of[f] = static_cast<uint32_t>(times.size());
       }
+      const size_t row = combined_of[f] - 1;
       kernels().to_f32(arrays.in_dtype, gradient(i), one.data(), dim);
-      kernels().combine(layout_.combine, combined.data() + (combined_of[f] - 1) * dim, one.data(), dim);
+      kernels().combine(layout_.combine, combined.data() + row * dim, one.data(), dim);
+      ++times[row];
     }
+    for (size_t row = 0; row < times.size() && layout_.combine == Combine::kMean; ++row)
+      kernels().divide(combined.data() + row * dim, static_cast<float>(times[row]), dim);
   }
 
   ++s.count;

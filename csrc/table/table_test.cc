@@ -57,6 +57,12 @@ struct Oracle {
       const auto [it, fresh] = combined.emplace(keys[i], one);
       if (!fresh) kernels().combine(rule.layout.combine, it->second.data(), one.data(), spec.dim);
     }
+    if (rule.layout.combine == Combine::kMean) {
+      for (auto& [key, sum] : combined) {
+        const auto times = std::count(keys.begin(), keys.end(), key);
+        for (float& x : sum) x /= static_cast<float>(times);
+      }
+    }
     for (const auto& [key, gradient] : combined) {
       Row& row = rows.at(key);
       Dense d;
@@ -136,8 +142,8 @@ TEST(repeated_keys_of_one_push_are_combined_in_order) {
     RuleKind rule;
     float seven, eight, nine;
   };
-  for (const Case& c :
-       {Case{RuleKind::kSum, 9, 30, 100}, Case{RuleKind::kMax, 5, 20, 100}, Case{RuleKind::kAssign, 3, 20, 100}}) {
+  for (const Case& c : {Case{RuleKind::kSum, 9, 30, 100}, Case{RuleKind::kMax, 5, 20, 100},
+                        Case{RuleKind::kAssign, 3, 20, 100}, Case{RuleKind::kAverage, 3, 15, 100}}) {
     Tabled t({.dim = 1, .rule = {c.rule, 0}, .init = {}, .seed = 0});
     t.apply(keys, {}, g);
     const std::vector<float> want = {c.seven, c.eight, c.nine};

@@ -5,6 +5,8 @@ numbers, so that Sum, Max and Assign are exact in every dtype; optimizers are co
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +31,7 @@ class Oracle:
 
     rule: wl.Rule
     apply: Apply
-    combine: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    combine: Callable[[list[np.ndarray]], np.ndarray]  # the gradients of one place, in order of occurrence
     exact: bool
 
 
@@ -75,14 +77,27 @@ def last(_: np.ndarray, g: np.ndarray) -> np.ndarray:
     return g
 
 
+def added(grads: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.add, grads)
+
+
+def largest(grads: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.maximum, grads)
+
+
+def mean(grads: list[np.ndarray]) -> np.ndarray:
+    return added(grads) / len(grads)
+
+
 ORACLES = {
-    "SGD": Oracle(wl.SGD(lr=0.125, weight_decay=0.01), sgd(0.125, 0.01), np.add, False),
-    "momentum": Oracle(wl.SGD(lr=0.01, momentum=0.5), momentum(0.01, 0.5), np.add, False),
-    "Adagrad": Oracle(wl.Adagrad(lr=0.1, eps=1e-6), adagrad(0.1, 1e-6), np.add, False),
-    "RowAdagrad": Oracle(wl.RowAdagrad(lr=0.1, eps=1e-6), row_adagrad(0.1, 1e-6), np.add, False),
-    "Sum": Oracle(wl.Sum(), plain(np.add), np.add, True),
-    "Max": Oracle(wl.Max(), plain(np.maximum), np.maximum, True),
-    "Assign": Oracle(wl.Assign(), plain(last), last, True),
+    "SGD": Oracle(wl.SGD(lr=0.125, weight_decay=0.01), sgd(0.125, 0.01), added, False),
+    "momentum": Oracle(wl.SGD(lr=0.01, momentum=0.5), momentum(0.01, 0.5), added, False),
+    "Adagrad": Oracle(wl.Adagrad(lr=0.1, eps=1e-6), adagrad(0.1, 1e-6), added, False),
+    "RowAdagrad": Oracle(wl.RowAdagrad(lr=0.1, eps=1e-6), row_adagrad(0.1, 1e-6), added, False),
+    "Sum": Oracle(wl.Sum(), plain(np.add), added, True),
+    "Max": Oracle(wl.Max(), plain(np.maximum), largest, True),
+    "Assign": Oracle(wl.Assign(), plain(last), operator.itemgetter(-1), True),
+    "Average": Oracle(wl.Average(), plain(last), mean, False),
 }
 SPECS = [(name, "float32") for name in ORACLES] + [(name, d) for name in ("Sum", "Max") for d in ("float64", "int64")]
 SHAPES = [(6,), (5, 3), (2, 2, 3), (4, SHARD // 2 + 700)]  # the last has a shard per row
@@ -92,10 +107,10 @@ KEYS = [0, 1, 2, 3, 7, 255, 256, -1, -2, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, 
 
 def combined(oracle: Oracle, places: list[int], grads: np.ndarray) -> dict[int, np.ndarray]:
     """One gradient per place, in order of occurrence."""
-    found: dict[int, np.ndarray] = {}
+    found: dict[int, list[np.ndarray]] = {}
     for place, grad in zip(places, grads, strict=True):
-        found[place] = oracle.combine(found[place], grad) if place in found else grad
-    return found
+        found.setdefault(place, []).append(grad)
+    return {place: oracle.combine(together) for place, together in found.items()}
 
 
 def same(oracle: Oracle, got: Any, expected: np.ndarray) -> None:
