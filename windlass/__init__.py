@@ -28,6 +28,7 @@ from windlass._errors import (
     StaleMap,
     Timeout,
     WindlassError,
+    WouldDeadlock,
 )
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
@@ -91,6 +92,7 @@ __all__ = [
     "Uniform",
     "Version",
     "WindlassError",
+    "WouldDeadlock",
     "Zeros",
     "connect",
     "unique",

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from windlass._settings import load as load_settings
 from windlass._settings import token_of
 from windlass._slots import Slots
 from windlass._step import Step
-from windlass._sync import ASP, Sync, parse_sync
+from windlass._sync import ASP, BSP, Sync, parse_sync
 from windlass._table import Table
 from windlass._tensor import Tensor
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _THREADS_MAX = 256
 _CLOSE_SECONDS = 5.0  # at most, after an error
+_FOREVER_SECONDS = 1e6
 Transport = Literal["auto", "arena", "socket"]
 OnWorkerLoss = Literal["continue", "wait"]
 _open: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
@@ -199,11 +200,13 @@ class Remote:
         dialer = Dialer(links, list(self.servers), self.token, self.failure_timeout, self.transport)
         try:
             links.wait_ready(timeout)
+            session = _core.Session(engine, rank, world_size)
+            session.enter(timeout)
         except BaseException:
             links.stop()
             dialer.close()
             raise
-        return Cluster(engine, _core.Session(engine, rank, world_size), dialer, timeout, self, sync=self.sync)
+        return Cluster(engine, session, dialer, timeout, self, sync=self.sync)
 
 
 def _scheduler_address(text: str) -> Address:
@@ -250,6 +253,13 @@ def _dims(what: str, shape: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
+class Patience(NamedTuple):
+    """Seconds that calls may take unless they say otherwise."""
+
+    pull: float
+    push: float
+
+
 class Cluster:
     """One worker's view of the servers. Made by ``connect()``; a context manager that closes at the end."""
 
@@ -283,10 +293,12 @@ class Cluster:
         dtype: object = np.float32,
         seed: int = 0,
         reject_nonfinite: bool = False,
+        sync: Sync | str | None = None,
     ) -> Tensor:
         """Creates a tensor, or opens it if it is there with the same spec.
 
         dtype: float32; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
+        sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
         """
         what = f"tensor {name!r}"
         dims = _dims(what, shape)
@@ -300,6 +312,7 @@ class Cluster:
             dtype,
             seed,
             reject_nonfinite,
+            parse_sync(sync, self._sync, what),
         )
 
     def table(
@@ -311,13 +324,18 @@ class Cluster:
         init: Init | None = None,
         seed: int = 0,
         reject_nonfinite: bool = False,
+        sync: Sync | str | None = None,
     ) -> Table:
-        """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec."""
+        """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec.
+
+        sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
+        """
         what = f"table {name!r}"
         if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
             raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
         self._check(what, name, rule, init, seed)
-        return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite)
+        policy = parse_sync(sync, self._sync, what)
+        return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
     @staticmethod
     def _check(what: str, name: str, rule: Rule, init: Init | None, seed: int) -> None:
@@ -365,7 +383,7 @@ class Cluster:
     @property
     def world_size(self) -> int:
         """How many workers there are."""
-        return self._session.world_size
+        return max(self._session.world_size, 1)  # a reader is none of them
 
     @property
     def clock(self) -> int:
@@ -385,18 +403,36 @@ class Cluster:
         return self._engine.memory_bytes
 
     def tick(self) -> None:
-        """Closes this worker's iteration."""
+        """Closes this worker's iteration, at every object of its app. Does not wait for the servers."""
         self._engine.check()
         self._session.raise_unseen()
-        self._session.tick()
+        self._session.tick(self._timeout)
+
+    def leave(self) -> None:
+        """This worker is done: nobody waits for it any more. ``close()`` says the same; for a thread as a worker on
+        servers inside the process this is the way, since it shares them with the others."""
+        if self._remote is not None:
+            self.close()
+        else:
+            self._session.leave()
+
+    def _patience(self, sync: Sync) -> Patience:
+        """How long calls on an object wait, unless they say otherwise.
+
+        Where a scheduler watches, a wait at a gate has no limit: it ends when the one waited for comes, or is lost.
+        """
+        seconds = self._timeout if self._attendance is None else _FOREVER_SECONDS
+        return Patience(
+            self._timeout if isinstance(sync, ASP) else seconds, seconds if isinstance(sync, BSP) else self._timeout
+        )
 
     def step(self, *, timeout: float | None = None) -> Step:
         """Gathers what one iteration pushes and pulls, for a ``with`` block.
 
         ``with cluster.step() as s: s.push_pull(w, grad, out=out); rows = s.pull(table, keys)``. At its end everything
-        leaves as one request per server, in order, is waited for, and the worker's iteration is closed (``tick()``). A
-        block that raises sends nothing. If a request fails, its error is raised when the others are done, and the
-        iteration is not closed.
+        leaves as one request per server, in order, the worker's iteration is closed (``tick()``), and all of it is
+        waited for. A block that raises sends nothing. If a request fails, its error is raised when the others are done;
+        where it could not even be sent, the iteration is not closed.
         """
         return Step(self, self._timeout if timeout is None else timeout)
 
@@ -429,6 +465,9 @@ class Cluster:
         if self._engine.forked:
             return
         try:
+            if not failed and not self._engine.closed and self._session.has_open_pushes:
+                self._session.tick(timeout)  # the last iteration counts, too
+            self._session.leave()
             self._engine.close(timeout)
         finally:
             if self._dialer is not None:

@@ -113,7 +113,18 @@ class Session:
 
     def __init__(self, engine: Engine, rank: int, world_size: int) -> None: ...
 
-    def tick(self) -> None: ...
+    def tick(self, timeout: float) -> None:
+        """Closes everything that is open."""
+
+    def enter(self, timeout: float) -> None:
+        """Begins at a clock that fits the others', where they have begun."""
+
+    @property
+    def has_open_pushes(self) -> bool:
+        """Whether pushes wait for an iteration it has not closed."""
+
+    def leave(self) -> None:
+        """It is waited for no more."""
 
     def raise_unseen(self) -> None:
         """Raises the error of a dropped future."""
@@ -146,6 +157,11 @@ class Future:
 
     def cancel(self) -> bool: ...
 
+    def seen(self) -> tuple[int, int, float, int]:
+        """
+        The clock asked for, the clock seen, seconds waited at the gate, and for which rank.
+        """
+
     def wait(self, timeout: float) -> None: ...
 
 class Hold:
@@ -169,17 +185,17 @@ class Version:
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
 
-    def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, timeout: float) -> None:
+    def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> None:
         """
         Pull, push or push_pull, by which of grad and out are given; returns when done.
         """
 
-    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, timeout: float) -> Future:
+    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> Future:
         """The same as a future."""
 
-    def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None) -> None:
+    def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float) -> None:
         """The same as part of a step; out must outlive it."""
 
     def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
@@ -218,17 +234,17 @@ class Export:
 class Table:
     """A session's handle on a table."""
 
-    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
 
-    def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool, timeout: float) -> None:
+    def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> None:
         """
         Pull, push or push_pull, by which of grads and out are given; returns when done.
         """
 
-    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool, timeout: float) -> Future:
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> Future:
         """The same as a future."""
 
-    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, create: bool) -> None:
+    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool) -> None:
         """The same as part of a step; out must outlive it."""
 
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
@@ -284,7 +300,7 @@ class Arrival:
 class Host:
     """The native part of a server process."""
 
-    def __init__(self, threads: int, memory_bytes_max: int, arena_bytes_max: int) -> None: ...
+    def __init__(self, threads: int, memory_bytes_max: int, arena_bytes_max: int, staging_bytes_max: int = 268435456) -> None: ...
 
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
         """Takes an authenticated socket, also when it raises."""
@@ -304,6 +320,25 @@ class Host:
 
     def whereabouts(self, object: int, shard: int) -> tuple[int, int]:
         """The server that has a shard, as this one knows, and its term."""
+
+    def set_view(self, app: str, number: int, workers: Sequence[tuple[int, int, bool]], waited: Sequence[int]) -> None:
+        """
+        Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept.
+        """
+
+    def sync_stats(self) -> list[tuple[str, int, list[int], int, float, dict[int, float], int]]:
+        """
+        Per app: pulls, how many were how stale, how many waited, seconds, seconds by the rank waited for, and pushes that came too late.
+        """
+
+    def overdue(self, seconds: float) -> list[str]:
+        """
+        A line for everybody who has waited for so long since it was last said.
+        """
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of pushes that wait for their update."""
 
     def set_quota(self, app: str, table_bytes_max: int) -> None:
         """What the tables of an app may take here, from now on."""
@@ -331,7 +366,7 @@ class Host:
 class Links:
     """A client's connections to its servers. Python makes them."""
 
-    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool, cluster: int = 0) -> None: ...
+    def __init__(self, servers: Sequence[str], app: str, rank: int, world_size: int, checksums: int, shares: bool, cluster: int = 0, incarnation: int = 0) -> None: ...
 
     def set_stall(self, seconds: float) -> None:
         """

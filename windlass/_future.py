@@ -1,11 +1,25 @@
 """Futures: requests under way."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from windlass import _core
 
 T = TypeVar("T")
+
+
+class Seen(NamedTuple):
+    """What a pull saw of the other workers, at the shard where it saw least."""
+
+    asked: int  #: the clock at which it looked
+    clock: int  #: up to which everybody's pushes were there
+    waited_seconds: float  #: at the gate, where it waited longest
+    waited_for: int | None  #: the rank it waited for
+
+    @property
+    def staleness(self) -> int:
+        """How many iterations of the slowest worker were missing."""
+        return max(self.asked - self.clock, 0)
 
 
 class Future(Generic[T]):
@@ -30,6 +44,12 @@ class Future(Generic[T]):
         """Waits up to `timeout` seconds (default: the request's). After Timeout it can be waited for again."""
         self._call.wait(self._timeout if timeout is None else timeout)
         return self._result()
+
+    @property
+    def seen(self) -> Seen:
+        """Of a pull or push_pull that is done: how stale its weights were, and whom it waited for."""
+        asked, clock, seconds, rank = self._call.seen()
+        return Seen(asked, clock, seconds, None if rank < 0 else rank)
 
     def cancel(self) -> bool:
         """Takes back what has not been begun; True when that was all of it, also when asked again.

@@ -205,9 +205,16 @@ def join(
     servers, welcome = attendance.servers, attendance.member.welcome
     sums = -1 if scheduled.checksums is None else int(scheduled.checksums)
     number = 0 if scheduled.reader else attendance.rank
-    world = 1 if scheduled.reader else world_size
+    world = 0 if scheduled.reader else world_size
     links = _core.Links(
-        [str(a) for a in servers], scheduled.app, number, world, sums, attendance.shares(), welcome.cluster
+        [str(a) for a in servers],
+        scheduled.app,
+        number,
+        world,
+        sums,
+        attendance.shares(),
+        welcome.cluster,
+        attendance.incarnation,
     )
     links.set_stall(welcome.failure_timeout)
     links.set_catalogue(attendance.catalogue)
@@ -216,7 +223,9 @@ def join(
     try:
         attendance.link(links, dialer)
         links.wait_ready(max(0.0, deadline - time.monotonic()))
-        session = attendance.session = _core.Session(engine, number, world)
+        session = _core.Session(engine, number, world)
+        session.enter(max(0.0, deadline - time.monotonic()))
+        attendance.session = session
     except BaseException:
         links.stop()
         dialer.close()

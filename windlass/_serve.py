@@ -49,6 +49,9 @@ class Host(MovingHost, Protocol):
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
         """Takes the socket over; it is the host's even when this raises."""
 
+    def overdue(self, seconds: float) -> list[str]:
+        """A line for everybody who has waited for so long since it was last said."""
+
     def close(self, timeout: float) -> None:
         """Ends all connections."""
 
@@ -228,14 +231,11 @@ def _close(host: Host) -> None:
 @contextlib.contextmanager
 def _says_who_is_waited_for(host: Host) -> Iterator[None]:
     """Pulls that wait for long are in the log, with those they wait for; the host says each anew after a while."""
-    if (overdue := getattr(host, "overdue", None)) is None:
-        yield
-        return
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(_OVERDUE_EVERY_SECONDS):
-            for line in overdue(OVERDUE_SECONDS):
+            for line in host.overdue(OVERDUE_SECONDS):
                 _log.warning("server: %s", line)
 
     thread = threading.Thread(target=watch, name="windlass-overdue", daemon=True)

@@ -124,7 +124,6 @@ class Step:
         kept, self._kept = self._kept, []
         if error is None and core is not None:
             core.run(self._timeout)
-            self._cluster.tick()
         del kept
 
 

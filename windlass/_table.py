@@ -13,6 +13,7 @@ from windlass._future import Future
 from windlass._init import Init
 from windlass._rules import Rule
 from windlass._step import Step, given
+from windlass._sync import Sync
 from windlass._tensor import _nothing, check_weight, given_output, landing_for, new_output
 
 if TYPE_CHECKING:
@@ -33,10 +34,31 @@ class Table:
     2**64 - 1 are one key.
     """
 
-    __slots__ = ("_cluster", "_core", "_hyper", "_what", "dim", "init", "name", "reject_nonfinite", "rule", "seed")
+    __slots__ = (
+        "_cluster",
+        "_core",
+        "_hyper",
+        "_patience",
+        "_what",
+        "dim",
+        "init",
+        "name",
+        "reject_nonfinite",
+        "rule",
+        "seed",
+        "sync",
+    )
 
     def __init__(
-        self, cluster: "Cluster", name: str, dim: int, rule: Rule, init: Init, seed: int, reject_nonfinite: bool
+        self,
+        cluster: "Cluster",
+        name: str,
+        dim: int,
+        rule: Rule,
+        init: Init,
+        seed: int,
+        reject_nonfinite: bool,
+        sync: Sync,
     ) -> None:
         self._what = f"table {name!r}"
         self._cluster = cluster
@@ -47,6 +69,8 @@ class Table:
         self.init = init
         self.seed = seed
         self.reject_nonfinite = reject_nonfinite
+        self.sync = sync
+        self._patience = cluster._patience(sync)
         kind, a, b = init._spec()
         self._core = _core.Table(
             cluster._session,
@@ -59,6 +83,7 @@ class Table:
             b,
             seed,
             reject_nonfinite,
+            sync._spec(),
             cluster._timeout,
         )
 
@@ -85,7 +110,8 @@ class Table:
         With ``create=False`` a missing row's value is returned all the same, but nothing is stored.
         """
         source, target, result = self._arrays(keys, out, dtype)
-        self._core.call_now(source, None, target, None, create, self._cluster._timeout if timeout is None else timeout)
+        seconds = self._patience.pull if timeout is None else timeout
+        self._core.call_now(source, None, target, None, 1.0, create, seconds)
         return result
 
     def pull_async(
@@ -100,10 +126,9 @@ class Table:
         """``pull()`` as a future. The rows are in `out` once it has been waited for, not before."""
         source, target, result = self._arrays(keys, out, dtype)
         landing, land = landing_for(self._cluster, target)
-        seconds = self._cluster._timeout if timeout is None else timeout
-        return Future(
-            self._core.call_later(source, None, landing, None, create, seconds), lambda: land(result), seconds
-        )
+        seconds = self._patience.pull if timeout is None else timeout
+        call = self._core.call_later(source, None, landing, None, 1.0, create, seconds)
+        return Future(call, lambda: land(result), seconds)
 
     def ahead(
         self,
@@ -139,8 +164,8 @@ class Table:
         check_weight(weight, "table", self.name)
         keyed, source = as_keys(keys, self._what), as_input(grads, self._what)
         seconds = self._cluster._timeout if timeout is None else timeout
-        call = self._core.call_later(keyed, source, None, self._numbers(hyper), True, seconds)
-        return Future(call, _nothing, seconds)
+        call = self._core.call_later(keyed, source, None, self._numbers(hyper), float(weight), True, seconds)
+        return Future(call, _nothing, self._patience.push if timeout is None else timeout)
 
     push_async = push  #: push is a future already; the name its siblings have
 
@@ -159,8 +184,8 @@ class Table:
         check_weight(weight, "table", self.name)
         source, target, result = self._arrays(keys, out, dtype)
         grad = as_input(grads, self._what)
-        numbers = self._numbers(hyper)
-        self._core.call_now(source, grad, target, numbers, True, self._cluster._timeout if timeout is None else timeout)
+        seconds = self._patience.pull if timeout is None else timeout
+        self._core.call_now(source, grad, target, self._numbers(hyper), float(weight), True, seconds)
         return result
 
     def push_pull_async(
@@ -179,8 +204,8 @@ class Table:
         source, target, result = self._arrays(keys, out, dtype)
         grad = as_input(grads, self._what)
         landing, land = landing_for(self._cluster, target)
-        seconds = self._cluster._timeout if timeout is None else timeout
-        call = self._core.call_later(source, grad, landing, self._numbers(hyper), True, seconds)
+        seconds = self._patience.pull if timeout is None else timeout
+        call = self._core.call_later(source, grad, landing, self._numbers(hyper), float(weight), True, seconds)
         return Future(call, lambda: land(result), seconds)
 
     # -- the rest --------------------------------------------------------------------------------------------------
@@ -208,7 +233,7 @@ class Table:
         if grads:
             check_weight(weight, "table", self.name)
             grad, hypers = as_input(grads[0], self._what), self._numbers(hyper)
-        self._core.add_to(core, source, grad, target, hypers, create)
+        self._core.add_to(core, source, grad, target, hypers, float(weight), create)
         step._kept.append((grad, target))
         return result
 

@@ -15,6 +15,7 @@ from windlass._future import Future
 from windlass._init import Constant, Init
 from windlass._rules import Rule
 from windlass._step import Step, given
+from windlass._sync import Sync
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -41,6 +42,7 @@ class Tensor:
         "_hyper",
         "_rows",
         "_shape",
+        "_patience",
         "_stored",
         "_what",
         "init",
@@ -48,6 +50,7 @@ class Tensor:
         "reject_nonfinite",
         "rule",
         "seed",
+        "sync",
     )
 
     def __init__(
@@ -60,6 +63,7 @@ class Tensor:
         dtype: object,
         seed: int,
         reject_nonfinite: bool,
+        sync: Sync,
     ) -> None:
         self._what = f"tensor {name!r}"
         self._cluster = cluster
@@ -73,6 +77,8 @@ class Tensor:
         self.init = init
         self.seed = seed
         self.reject_nonfinite = reject_nonfinite
+        self.sync = sync
+        self._patience = cluster._patience(sync)
         kind, a, b = init._spec()
         if self._dtype == _core.Dtype.INT64 and isinstance(init, Constant):
             exact = a.is_integer() and int(a) == init.value  # it goes to the core as float64
@@ -90,6 +96,7 @@ class Tensor:
             b,
             seed,
             reject_nonfinite,
+            sync._spec(),
             cluster._timeout,
         )
 
@@ -174,12 +181,12 @@ class Tensor:
         if newer_than is not None:
             return self._pull_newer(out, dtype, newer_than, timeout)
         target, result = self._target(out, dtype, False)
-        self._core.call_now(None, target, self._rows, None, self._cluster._timeout if timeout is None else timeout)
+        self._core.call_now(None, target, self._rows, None, 1.0, self._patience.pull if timeout is None else timeout)
         return result
 
     def pull_async(self, *, out: Any = None, dtype: object = None, timeout: float | None = None) -> Future[Any]:
         """``pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
-        return self._later(None, False, out, dtype, None, timeout)
+        return self._later(None, False, out, dtype, None, 1.0, timeout)
 
     def _pull_newer(self, out: Any, dtype: object, newer_than: "_core.Version | int", timeout: float | None) -> Pulled:
         if not isinstance(newer_than, _core.Version) and not (type(newer_than) is int and newer_than == 0):
@@ -188,7 +195,7 @@ class Tensor:
             )
         target, result = self._target(out, dtype, False)
         since = newer_than if isinstance(newer_than, _core.Version) else None
-        seconds = self._cluster._timeout if timeout is None else timeout
+        seconds = self._patience.pull if timeout is None else timeout
         deadline = time.monotonic() + seconds
         version, changed = self._core.pull_newer(target, self._rows, since, seconds)
         if out is None and since is not None and changed:
@@ -204,15 +211,16 @@ class Tensor:
     ) -> Future[None]:
         """Sends a gradient; the servers apply the rule. A future: ``.wait()`` returns when it has been applied.
 
-        Hyperparameters of the rule can be given for this push (``lr=0.01``). `weight` is this worker's share where an
-        update is a mean over workers; here every push is an update of its own, which a weight does not change. A
+        Hyperparameters of the rule can be given for this push (``lr=0.01``). `weight` is this push's share where an
+        update is a mean over workers, under BSP; elsewhere every push is an update of its own, which it does not
+        change. Under BSP the future is done when every worker has closed the iteration. A
         registered array is borrowed until the future is done; an ordinary one is free when the call returns.
         """
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
         seconds = self._cluster._timeout if timeout is None else timeout
-        call = self._core.call_later(source, None, self._rows, self._numbers(hyper), seconds)
-        return Future(call, _nothing, seconds)
+        call = self._core.call_later(source, None, self._rows, self._numbers(hyper), float(weight), seconds)
+        return Future(call, _nothing, self._patience.push if timeout is None else timeout)
 
     push_async = push  #: push is a future already; the name its siblings have
 
@@ -234,8 +242,8 @@ class Tensor:
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
         target, result = self._target(out, dtype, is_torch(grad))
-        hypers = self._numbers(hyper)
-        self._core.call_now(source, target, self._rows, hypers, self._cluster._timeout if timeout is None else timeout)
+        seconds = self._patience.pull if timeout is None else timeout
+        self._core.call_now(source, target, self._rows, self._numbers(hyper), float(weight), seconds)
         return result
 
     def push_pull_async(
@@ -251,7 +259,7 @@ class Tensor:
         """``push_pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
-        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), timeout)
+        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), float(weight), timeout)
 
     def delayed(self, delay: int) -> Delayed:
         """For a loop that goes on with weights up to `delay` of its own steps old while its push_pulls travel."""
@@ -283,7 +291,7 @@ class Tensor:
             given(arrays, (), f"{verb} of {self._what} in a step")
         if verb != "push":
             target, result = self._target(out, dtype, source is not None and is_torch(arrays[0]))
-        self._core.add_to(core, source, target, self._rows, hypers)
+        self._core.add_to(core, source, target, self._rows, hypers, float(weight))
         step._kept.append((source, target))
         return result
 
@@ -302,12 +310,19 @@ class Tensor:
         return new_output(self._cluster, self._shape, core, torch)
 
     def _later(
-        self, source: Any, torch: bool, out: Any, dtype: object, hyper: tuple[float, ...] | None, timeout: float | None
+        self,
+        source: Any,
+        torch: bool,
+        out: Any,
+        dtype: object,
+        hyper: tuple[float, ...] | None,
+        weight: float,
+        timeout: float | None,
     ) -> Future[Any]:
         target, result = self._target(out, dtype, torch)
         landing, land = landing_for(self._cluster, target)
-        seconds = self._cluster._timeout if timeout is None else timeout
-        call = self._core.call_later(source, landing, self._rows, hyper, seconds)
+        seconds = self._patience.pull if timeout is None else timeout
+        call = self._core.call_later(source, landing, self._rows, hyper, weight, seconds)
         return Future(call, lambda: land(result), seconds)
 
 

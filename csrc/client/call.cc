@@ -159,6 +159,13 @@ void Call::look(const Shard& shard, uint64_t asked) {
   if (shard.gate != nullptr && shard.gate->sync().rounds() && shard.gate->sync().number != 0) session_->catch_up(clock);
 }
 
+std::string Call::stuck_at_gate(Shard& shard, uint64_t asked) const {
+  View::Worker who;
+  const uint32_t rank = session_->rank_at_gates();
+  with_turn(shard.turn, [&] { who = shard.gate->blocker(rank, asked, os::now_ns()); });
+  return "rank " + std::to_string(rank) + " at clock " + std::to_string(asked) + " waits " + waits_for(who);
+}
+
 void Call::leave_gate(Shard& shard, uint32_t part) {
   with_turn(shard.turn, [&] {
     shard.parked.drop_if([&](const Waiting& w) { return static_cast<const LocalGate&>(w).is(this, part); });

@@ -2,6 +2,7 @@
 
 #include "client/close.h"
 #include "client/links.h"
+#include "client/local_gate.h"
 #include "client/remote.h"
 #include "client/table.h"
 #include "client/tensor.h"
@@ -79,6 +80,8 @@ void Engine::release_kept(uint64_t bytes) {
 Status Engine::close(int64_t deadline_ns) {
   if (forked()) return {};
   const bool again = closed_.exchange(true, std::memory_order_seq_cst);
+  // Nobody comes any more whom somebody inside the process could be waiting for.
+  if (server_ != nullptr) server_->each_gate([](const Target&, Shard& shard) { end_local_waits(shard); });
   Status status = wait_for_all(deadline_ns);
   if (links_ != nullptr && !again) {
     if (status.ok()) links_->say_goodbye();
@@ -211,7 +214,7 @@ std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t sh
 }
 
 uint32_t Session::rank_at_gates() const {
-  return engine_->server().crowd()->world_size() == world_size_ ? rank_ : Gate::kOutsider;
+  return engine_->server().crowd()->rank_of(rank_, world_size_);
 }
 
 void Session::catch_up(uint64_t clock) {
@@ -269,6 +272,15 @@ void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clo
   });
 }
 
+bool Session::has_open_pushes() {
+  std::scoped_lock lock(mutex_, clock_mutex_);
+  return std::any_of(progress_.begin(), progress_.end(), [&](const auto& entry) {
+    const Progress& p = *entry.second;
+    const auto open = [&](uint64_t closed) { return closed <= clock(); };
+    return p.sync.rounds() && p.weight != 0 && std::any_of(p.closed.begin(), p.closed.end(), open);
+  });
+}
+
 void Session::leave() {
   if (left_.exchange(true) || engine_->links() != nullptr || engine_->forked()) return;
   engine_->server().leave(rank_, world_size_);
@@ -286,6 +298,8 @@ Status Session::ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all)
     Standing one;
     WL_RETURN_IF_ERROR(decode(exchange->answers[0].items, &one));
     all->own = std::min(all->own, one.own);
+    all->own_highest = std::max(all->own_highest, one.own_highest);
+    all->starts = all->starts || one.starts;
     all->lowest = std::min(all->lowest, one.lowest);
     all->highest = std::max(all->highest, one.highest);
     all->waited = all->waited || one.waited;
@@ -294,8 +308,8 @@ Status Session::ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all)
   return {};
 }
 
-// At the slowest clock; under BSP at one that no update has reached, so that nothing this worker pushes comes too late;
-// in somebody's place, where that one had got to.
+// Where it left off, if all start together; in somebody's place, where that one had got to. Else at the slowest clock;
+// under BSP at one that no update has reached, so that nothing this worker pushes comes too late.
 Status Session::enter(int64_t deadline_ns) {
   if (engine_->links() == nullptr || world_size_ == 0) return {};
   Standing standing;
@@ -304,7 +318,7 @@ Status Session::enter(int64_t deadline_ns) {
   for (;;) {
     uint64_t clock = 0;
     if (standing.waited) {
-      clock = standing.own == Gate::kNone ? 0 : standing.own;
+      clock = standing.starts ? standing.own_highest : standing.own == Gate::kNone ? 0 : standing.own;
     } else if (standing.rounds) {
       clock = standing.highest + margin;
     } else {

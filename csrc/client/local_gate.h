@@ -23,6 +23,7 @@ class LocalGate final : public Waiting {
     call_->resume(part_);
     return true;
   }
+  void end(const Status& status) { call_->abandon(part_, status); }
   bool is(const Call* call, uint32_t part) const { return call_.get() == call && part_ == part; }
   const Call& call() const { return *call_; }
   uint32_t rank() const { return rank_; }
@@ -38,5 +39,11 @@ class LocalGate final : public Waiting {
   const int64_t since_ns_;
   uint32_t blocker_ = Gate::kOutsider;
 };
+
+// With the turn: whoever waits at the gate ends with kClosed.
+inline void end_local_waits(Shard& shard) {
+  while (const std::unique_ptr<Waiting> waiting = shard.parked.take_if([](const Waiting&) { return true; }))
+    static_cast<LocalGate&>(*waiting).end(Status(Code::kClosed, "the cluster has been closed"));
+}
 
 }  // namespace windlass

@@ -195,7 +195,12 @@ class Hosts {
 class Joined : public Worker {
  public:
   explicit Joined(Hosts& hosts, Relay* relay = nullptr, int checksums = -1)
-      : Joined(hosts, relay, std::make_shared<Links>(hosts.names, "app", 0, 1, checksums)) {}
+      : Joined(hosts, relay, std::make_shared<Links>(hosts.names, "app", 0, 1, checksums), 0, 1) {}
+  Joined(Hosts& hosts, uint32_t rank, uint32_t world_size, Relay* relay = nullptr, bool shares = true)
+      : Joined(hosts, relay, std::make_shared<Links>(hosts.names, "app", rank, world_size, -1, shares), rank,
+               world_size) {
+    CHECK_OK(session->enter(soon()));
+  }
   Joined(const Joined&) = delete;
   Joined& operator=(const Joined&) = delete;
   ~Joined() {
@@ -233,8 +238,8 @@ class Joined : public Worker {
   std::atomic<int> dials{0};
 
  private:
-  Joined(Hosts& hosts, Relay* relay, std::shared_ptr<Links> made)
-      : Worker(std::make_shared<Engine>(made, nullptr)), links(std::move(made)), hosts_(&hosts), relay_(relay) {
+  Joined(Hosts& hosts, Relay* relay, std::shared_ptr<Links> made, uint32_t rank, uint32_t world_size)
+      : Worker(std::make_shared<Engine>(made, nullptr), rank, world_size), links(std::move(made)), hosts_(&hosts), relay_(relay) {
     static std::atomic<int> count{0};
     key_ = "client" + std::to_string(++count);
     dialer_ = std::thread([this] {

@@ -147,6 +147,12 @@ class LocalTensorCall final : public TensorCall {
   Status pass(uint32_t part) override;
   void leave_gate(uint32_t part) override { Call::leave_gate(client_->tensor().shard(shards_[part]), part); }
   bool may_leave_gate() const override { return !pushes_; }
+  std::string stuck() const override {
+    for (uint32_t part = 0; part < shards_.size(); ++part) {
+      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked_);
+    }
+    return "";
+  }
   void keep(uint32_t part) override;
 
  private:

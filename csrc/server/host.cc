@@ -129,8 +129,10 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     made->app = static_cast<uint32_t>(app - apps_.begin()) + 1;
     made->crowd = crowd_locked(hello.app);
     made->rank = hello.reads() ? Gate::kOutsider : hello.rank;
+    made->world_size = hello.world_size;
     // Where there is no scheduler, clients say themselves how many they are.
     if (!hello.reads() && hello.cluster == 0 && made->crowd->assume(hello.world_size)) *changed = made->crowd;
+    if (made->rank_at_home() != Gate::kOutsider) made->crowd->came(made->rank);
     guest = std::move(made);
   }
   if (guest->incarnation != incarnation || guest->over || apps_[guest->app - 1] != hello.app) {
@@ -208,7 +210,7 @@ void Host::set_view(const std::string& app, uint64_t number, const std::vector<C
 }
 
 void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) {
-  if (guest.rank == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock, open)) return;
+  if (guest.rank_at_home() == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock, open)) return;
   std::vector<std::shared_ptr<Hosted>> objects;
   {
     std::shared_lock lock(objects_mutex_);
@@ -223,11 +225,17 @@ void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) 
 }
 
 Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
-  if (guest.rank == Gate::kOutsider) return Status(Code::kInvalidArgument, "enter: a reader has no clock");
+  if (guest.rank_at_home() == Gate::kOutsider) {  // of another world: nobody waits for it, and it for nobody
+    *standing = {.own = 0, .waited = true, .starts = true};
+    return {};
+  }
   if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) tell_gates(guest.crowd);
   standing->waited = guest.crowd->waits_for(guest.rank);
+  standing->starts = guest.crowd->starts(guest.rank);
   const auto visit = [&](const Gate& gate) {
-    standing->own = std::min(standing->own, gate.clock_of(guest.rank));
+    const uint64_t own = std::max(gate.clock_of(guest.rank), gate.made());
+    standing->own = std::min(standing->own, own);
+    standing->own_highest = std::max(standing->own_highest, own);
     standing->lowest = std::min(standing->lowest, gate.lowest());
     standing->highest = std::max(standing->highest, gate.highest());
   };
@@ -293,7 +301,7 @@ std::vector<std::string> Host::overdue(int64_t ns) {
 }
 
 void Host::goodbye(const std::shared_ptr<Guest>& guest) {
-  if (guest->rank != Gate::kOutsider && guest->crowd->left(guest->rank)) tell_gates(guest->crowd);
+  if (guest->rank_at_home() != Gate::kOutsider && guest->crowd->left(guest->rank)) tell_gates(guest->crowd);
   std::lock_guard lock(mutex_);
   guest->over = true;
   for (const auto& lane : guest->lanes) {

@@ -38,7 +38,9 @@ struct Guest {
   uint32_t rank = Gate::kOutsider;  // unless it is a reader
   std::shared_ptr<Crowd> crowd;     // of its app
 
-  uint32_t rank_in(const Crowd& of) const { return &of == crowd.get() ? rank : Gate::kOutsider; }
+  uint32_t world_size = 0;
+  uint32_t rank_in(const Crowd& of) const { return &of == crowd.get() ? of.rank_of(rank, world_size) : Gate::kOutsider; }
+  uint32_t rank_at_home() const { return rank_in(*crowd); }
   std::weak_ptr<Connection> lanes[limits::kLanes];
   uint32_t connections = 0;
   int64_t left_ns = 0;  // when its last connection ended

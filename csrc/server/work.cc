@@ -108,6 +108,13 @@ void Work::resume(uint32_t i) {
   end_part();
 }
 
+void Work::abandon(uint32_t i, const Status& status) {
+  uint8_t waiting = kWaiting;
+  if (!part_[i].state.compare_exchange_strong(waiting, kOver, std::memory_order_acq_rel)) return;
+  fail(status);
+  end_part();
+}
+
 bool Work::cancel_waiting(uint32_t i) {
   uint8_t waiting = kWaiting;
   if (!may_leave_gate() || !part_[i].state.compare_exchange_strong(waiting, kCancelled, std::memory_order_acq_rel))

@@ -52,6 +52,7 @@ class Work : public Helped {
   void help() override;
 
   void resume(uint32_t part);
+  void abandon(uint32_t part, const Status& status);  // instead: it ends with this
 
   // It is not done before one more end_away(), whatever ends meanwhile; false when it is done.
   bool stay_open();
@@ -74,6 +75,7 @@ class Work : public Helped {
   // caller's. Whoever finds the gate open calls resume() at the shard's turn, which calls pass().
   void wait_at_gate(uint32_t part) { part_[part].state.store(kWaiting, std::memory_order_relaxed); }
   virtual Status pass(uint32_t) { return {}; }
+  bool is_waiting(uint32_t part) const { return part_[part].state.load(std::memory_order_acquire) == kWaiting; }
   // Takes a part that waits away from the gate.
   virtual void leave_gate(uint32_t) {}
   virtual bool may_leave_gate() const { return false; }  // only who has pushed nothing

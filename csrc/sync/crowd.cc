@@ -1,6 +1,7 @@
 #include "sync/crowd.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace windlass {
 
@@ -21,6 +22,8 @@ bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const 
   if (number <= number_) return false;
   number_ = number;
   known_ = true;
+  assumed_ = false;
+  assumed_world_.store(0, std::memory_order_relaxed);
   for (auto& [rank, w] : workers_) {
     const bool stays = std::any_of(workers.begin(), workers.end(), [&, r = rank, n = w.incarnation](const Member& m) {
       return m.rank == r && m.incarnation == n;
@@ -42,9 +45,11 @@ bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const 
 
 bool Crowd::assume(uint32_t world_size, uint64_t clock) {
   std::lock_guard lock(mutex_);
-  if (known_ && (!assumed_ || world_size <= world_size_)) return false;
+  const bool over = std::none_of(workers_.begin(), workers_.end(), [](const auto& w) { return w.second.waited(); });
+  if (known_ && (!assumed_ || (world_size <= world_size_ && !over))) return false;
   known_ = assumed_ = true;
   world_size_ = world_size;
+  assumed_world_.store(world_size, std::memory_order_relaxed);
   workers_.clear();
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     Known& w = workers_[rank];
@@ -54,11 +59,18 @@ bool Crowd::assume(uint32_t world_size, uint64_t clock) {
   return changed_locked();
 }
 
+void Crowd::came(uint32_t rank) {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (!assumed_ || it == workers_.end() || !it->second.in_view) return;
+  if (std::exchange(it->second.came, true)) it->second.replaced = true;
+}
+
 bool Crowd::left(uint32_t rank) {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
   if (!assumed_ || it == workers_.end() || !it->second.in_view) return false;
-  it->second.in_view = false;
+  it->second.in_view = it->second.replaced = it->second.came = false;
   return changed_locked();
 }
 
@@ -66,7 +78,7 @@ bool Crowd::enter(uint32_t rank, uint64_t incarnation, uint64_t clock) {
   std::lock_guard lock(mutex_);
   Known& w = workers_[rank];
   w.entered = incarnation;
-  if (assumed_) w.in_view = w.starts = true;
+  if (assumed_) w.in_view = w.starts = w.came = true;
   w.entered_at = std::max(w.entered_at, clock);
   return changed_locked();
 }
@@ -102,6 +114,12 @@ bool Crowd::waits_for(uint32_t rank) const {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
   return it != workers_.end() && it->second.waited();
+}
+
+bool Crowd::starts(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  return it != workers_.end() && it->second.in_view && it->second.starts && !it->second.replaced;
 }
 
 bool Crowd::given_up(uint64_t incarnation) const {

@@ -49,6 +49,7 @@ class Crowd {
   bool set_view(uint64_t number, const std::vector<Member>& workers, const std::vector<uint32_t>& waited);
   // Where nobody forms views: so many workers, from this clock on. A larger world replaces a smaller one.
   bool assume(uint32_t world_size, uint64_t clock = 0);
+  void came(uint32_t rank);  // a session; a second one under the same rank takes the place of the first
   bool left(uint32_t rank);
   bool enter(uint32_t rank, uint64_t incarnation, uint64_t clock);
   // All iterations before `clock` are closed, except at shards of these objects (ascending).
@@ -56,7 +57,13 @@ class Crowd {
 
   View view(uint32_t object) const;
   uint32_t world_size() const;
+  // What a session of so large a world counts as here.
+  uint32_t rank_of(uint32_t rank, uint32_t world_size) const {
+    const uint32_t assumed = assumed_world_.load(std::memory_order_relaxed);
+    return assumed != 0 && assumed != world_size ? Gate::kOutsider : rank;
+  }
   bool waits_for(uint32_t rank) const;
+  bool starts(uint32_t rank) const;  // with the others
   // Whether a session was in a view and is not any more: it was given up.
   bool given_up(uint64_t incarnation) const;
   // Whether there is nobody but one worker: nothing can be stale.
@@ -82,6 +89,7 @@ class Crowd {
     bool in_view = false;
     bool starts = false;                    // with the app, and need not enter
     bool replaced = false;                  // somebody who takes its place is waited for
+    bool came = false;                      // where nobody forms views
     uint64_t incarnation = 0, entered = 0;  // who is in the view, and who has entered
     uint64_t entered_at = 0;
     uint64_t ticked = 0;
@@ -101,6 +109,7 @@ class Crowd {
   std::vector<uint64_t> given_up_;  // incarnations, ascending
   Gate pace_{Sync()};               // everybody's ticks
   std::atomic<bool> alone_{true};
+  std::atomic<uint32_t> assumed_world_{0};  // 0: somebody forms views
 
   std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0}, late_{0};
   std::atomic<uint64_t> staleness_[SyncStats::kBuckets] = {};

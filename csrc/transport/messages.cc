@@ -85,9 +85,12 @@ Status decode(const std::string& body, Welcome* welcome) {
 std::string encode(const Standing& s) {
   wire::Writer w;
   w.put(s.own);
+  w.put(s.own_highest);
   w.put(s.lowest);
   w.put(s.highest);
-  w.put(static_cast<uint32_t>(s.waited));
+  w.put(static_cast<uint8_t>(s.waited));
+  w.put(static_cast<uint8_t>(s.starts));
+  w.put(uint16_t{0});
   w.put(static_cast<uint32_t>(s.rounds));
   return w.take();
 }
@@ -95,9 +98,12 @@ std::string encode(const Standing& s) {
 Status decode(const std::string& body, Standing* s) {
   wire::Reader r(body);
   s->own = r.get<uint64_t>();
+  s->own_highest = r.get<uint64_t>();
   s->lowest = r.get<uint64_t>();
   s->highest = r.get<uint64_t>();
-  s->waited = r.get<uint32_t>() != 0;
+  s->waited = r.get<uint8_t>() != 0;
+  s->starts = r.get<uint8_t>() != 0;
+  r.get<uint16_t>();
   s->rounds = r.get<uint32_t>() != 0;
   return r.at_end() ? Status() : malformed("answer to enter");
 }

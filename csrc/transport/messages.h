@@ -38,10 +38,12 @@ Status decode(const std::string& body, Welcome* welcome);
 
 // Where an app stands at a server, for a worker that comes: clocks, Gate::kNone where there are none.
 struct Standing {
-  uint64_t own = Gate::kNone;     // the lowest of its rank
+  uint64_t own = Gate::kNone;     // the lowest of its rank, or of the next update where that has passed it
+  uint64_t own_highest = 0;       // likewise the highest
   uint64_t lowest = Gate::kNone;  // of those who are waited for
   uint64_t highest = 0;           // of all; no update beyond it was made
   bool waited = false;            // its rank is waited for already
+  bool starts = false;            // with all the others, rather than in somebody's place
   bool rounds = false;            // some object has updates that wait for everybody
 };
 std::string encode(const Standing& standing);

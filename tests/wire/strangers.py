@@ -34,6 +34,9 @@ class FakeHost:
     def arrive(self) -> None:
         raise wl.ResourceExhausted("no shards here")
 
+    def overdue(self, seconds: float) -> list[str]:
+        return []
+
     def close(self, timeout: float) -> None:
         self.closed.append(timeout)
 

@@ -177,6 +177,7 @@ class View(Message, frozen=True):
     servers: list[Peer]
     started: U64 = 0  #: the number of the view with which the app started, the last time it did
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
+    on_worker_loss: OnWorkerLoss = "continue"  #: "wait": who takes a lost worker's place is waited for before it begins
 
 
 class Gone(Message, frozen=True):

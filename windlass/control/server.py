@@ -76,10 +76,12 @@ class ServerMember:
                 threading.Thread(target=self._move, args=(message,), name="windlass-move", daemon=True).start()
 
     def _set_view(self, view: m.View) -> None:
-        """The core ignores one that is older than what it has."""
-        if (set_view := getattr(self._host, "set_view", None)) is not None:
-            workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
-            set_view(view.app, view.number, workers, view.waited)
+        """The core ignores one that is older than what it has. Who comes late is waited for once it has begun."""
+        workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
+        waited = list(view.waited)
+        if view.on_worker_loss == "wait":
+            waited += [rank for rank, _, starts in workers if not starts]
+        self._host.set_view(view.app, view.number, workers, waited)
 
     def _move(self, order: m.MoveShard) -> None:
         """Says what became of it. An order that was given twice is carried out once, and answered twice."""
@@ -111,7 +113,7 @@ class ServerMember:
             bytes_in=bytes_in,
             bytes_out=bytes_out,
             quotas_used=host.quotas_used,
-            sync=sync_reports(getattr(host, "sync_stats", list)()),
+            sync=sync_reports(host.sync_stats()),
         )
 
     def close(self) -> None:

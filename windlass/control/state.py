@@ -322,7 +322,7 @@ class State:
         there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
         servers = [there[i] for i in sorted(there)]
         waited = sorted(app.waited)
-        return m.View(app.name, app.view, app.world_size, workers, servers, app.first_view, waited)
+        return m.View(app.name, app.view, app.world_size, workers, servers, app.first_view, waited, app.on_worker_loss)
 
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
