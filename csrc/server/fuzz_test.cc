@@ -265,7 +265,7 @@ TEST(decoders_read_any_mutated_frame) {
       size_t at = limits::kSectionBytes;
       CHECK(h.length <= limits::kFrameBytesMax && h.parts <= limits::kPartsMax);
       if (h.extension_bytes > bytes.size() - at) continue;
-      double hyper[limits::kRuleHyperMax];
+      double hyper[limits::kPushNumbersMax];
       wire::Places places;
       size_t n = 0;
       if (!wire::read_extensions(copy.get() + at, h.extension_bytes, hyper, &n, &places).ok()) ++refused;

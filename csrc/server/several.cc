@@ -30,7 +30,7 @@ bool Several::take() {
     if (bytes == nullptr) break;
     uint64_t work = header.length;
     if ((header.flags & wire::kInArenas) != 0) {
-      double hyper[limits::kRuleHyperMax];
+      double hyper[limits::kPushNumbersMax];
       size_t hypers = 0;
       wire::Places places;
       if (!wire::read_extensions(bytes, header.extension_bytes, hyper, &hypers, &places).ok()) break;

@@ -93,9 +93,7 @@ def test_fingerprints_are_equal_over_servers_transports_and_orders_of_arrival() 
                 cluster.tensor(
                     "w", (3000, 10), rule=wl.Adam(lr=0.01), init=wl.Normal(std=0.1), sync="bsp"
                 ).fingerprint(),
-                cluster.table(
-                    "users", 8, rule=wl.Adagrad(lr=0.1), init=wl.Normal(std=0.1), sync="bsp"
-                ).fingerprint(),
+                cluster.table("users", 8, rule=wl.Adagrad(lr=0.1), init=wl.Normal(std=0.1), sync="bsp").fingerprint(),
             ]
         )
     whole = {name: value for name, value in seen.items() if name.startswith("embedded")}
