@@ -4,11 +4,14 @@ import struct
 
 RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
 
+ASP = struct.pack("<B3xId", 0, 0, 0.0)  # the policy
+
 
 def tensor_spec(name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: int = 2, reject: int = 0) -> bytes:
     """The body that opens a tensor; dtype 2 is int64."""
     return (
         struct.pack("<BBBBBBHIfddQ", 0, dtype, RULES[rule], 0, reject, len(shape), len(name), 0, 0.0, 0.0, 0.0, 0)
+        + ASP
         + struct.pack(f"<{len(shape)}Q", *shape)
         + name.encode()
     )
@@ -16,4 +19,5 @@ def tensor_spec(name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: 
 
 def table_spec(name: str, dim: int, rule: str = "sum") -> bytes:
     """The body that opens a table."""
-    return struct.pack("<BBBBBBHIfddQ", 1, 0, RULES[rule], 0, 0, 0, len(name), dim, 0.0, 0.0, 0.0, 0) + name.encode()
+    head = struct.pack("<BBBBBBHIfddQ", 1, 0, RULES[rule], 0, 0, 0, len(name), dim, 0.0, 0.0, 0.0, 0)
+    return head + ASP + name.encode()

@@ -41,6 +41,8 @@ Status Arrival::take(const Chunk& chunk, const std::byte* body) {
     case Chunk::kRows: return take_rows(chunk, body);
     case Chunk::kErased: return take_erased(chunk, body);
     case Chunk::kRecords: return take_records(chunk, body);
+    case Chunk::kGate: return take_gate(chunk, body);
+    case Chunk::kPush: return take_push(chunk, body);
     case Chunk::kEnd: return end(chunk, body);
     default: return wrong("one begin; another at chunk", 0, chunk.number);
   }
@@ -136,6 +138,18 @@ Status Arrival::take_records(const Chunk& chunk, const std::byte* body) {
   return reader.at_end() ? Status() : wrong("bytes behind the records", 0, reader.left());
 }
 
+Status Arrival::take_gate(const Chunk& chunk, const std::byte* body) {
+  if (!object_->spec().sync().gated() || gate_ != nullptr) return wrong("gates", gate_ != nullptr ? 1 : 0, 1);
+  gate_ = std::make_unique<Gate>(object_->spec().sync());
+  return decode(body, chunk.bytes, os::now_ns(), gate_.get());
+}
+
+Status Arrival::take_push(const Chunk& chunk, const std::byte* body) {
+  if (gate_ == nullptr || !object_->spec().sync().rounds()) return wrong("pushes that wait", 0, 1);
+  if (rounds_ == nullptr) rounds_ = std::make_unique<Rounds>();
+  return rounds_->put(body, chunk.bytes, *gate_, object_->target(chunk.shard), &object_->room());
+}
+
 Status Arrival::end(const Chunk& chunk, const std::byte* body) {
   ShardEnd end;
   if (chunk.bytes != sizeof end) return wrong("bytes of the end", sizeof end, chunk.bytes);
@@ -144,6 +158,8 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
   if (next_array_ != arrays_.size()) return wrong("arrays", arrays_.size(), next_array_);
   const uint64_t rows = object_->table() != nullptr ? object_->table()->rows(chunk.shard) : 0;
   if (end.rows != rows) return wrong("rows", end.rows, rows);
+  if (object_->spec().sync().gated() && gate_ == nullptr) return wrong("gates", 1, 0);
+  const View view = object_->crowd()->view(object_->map().object);
   with_turn(shard_->turn, [&] {
     shard_->version = end.version;
     shard_->count = end.count;
@@ -151,6 +167,10 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
     for (Record& record : records_) shard_->records.add(std::move(record));
     shard_->home.state = Residence::kArrived;
     shard_->home.next_term = chunk.term;
+    if (gate_ == nullptr) return;
+    shard_->gate = std::move(gate_);
+    shard_->staged = std::move(rounds_);
+    object_->set_view(*shard_, chunk.shard, view);
   });
   complete_ = true;
   return {};

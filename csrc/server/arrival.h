@@ -36,6 +36,8 @@ class Arrival {
   Status take_rows(const Chunk& chunk, const std::byte* body);
   Status take_erased(const Chunk& chunk, const std::byte* body);
   Status take_records(const Chunk& chunk, const std::byte* body);
+  Status take_gate(const Chunk& chunk, const std::byte* body);
+  Status take_push(const Chunk& chunk, const std::byte* body);
   Status end(const Chunk& chunk, const std::byte* body);
   Status wrong(const std::string& what, uint64_t expected, uint64_t seen) const;
 
@@ -50,6 +52,8 @@ class Arrival {
   std::vector<Tensor::Piece> arrays_;
   size_t next_array_ = 0;
   std::vector<Record> records_;
+  std::unique_ptr<Gate> gate_;
+  std::unique_ptr<Rounds> rounds_;
 };
 
 }  // namespace windlass

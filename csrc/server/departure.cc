@@ -102,6 +102,24 @@ Status Departure::next(Pieces* pieces, bool* more) {
           const std::string& body = records_[next_records_];
           give(Chunk::kRecords, counts_[next_records_++], body.data(), body.size());
         } else {
+          phase_ = shard_.gate != nullptr ? kGate : kEnd;
+        }
+        break;
+      case kGate:
+        with_turn(shard_.turn, [&] {
+          body_ = encode(*shard_.gate, os::now_ns());
+          if (shard_.staged != nullptr)
+            pushes_ = static_cast<Rounds&>(*shard_.staged)
+                          .copy(*shard_.gate, object_->target(index_), limits::kShardChunkBytesMax / 2);
+        });
+        give(Chunk::kGate, 0, body_.data(), body_.size());
+        phase_ = kPushes;
+        break;
+      case kPushes:
+        if (next_push_ < pushes_.size()) {
+          const std::string& body = pushes_[next_push_++];
+          give(Chunk::kPush, 0, body.data(), body.size());
+        } else {
           phase_ = kEnd;
         }
         break;
@@ -219,6 +237,7 @@ Status Departure::commit() {
     shard_.home.server = server_;
     shard_.home.term = term_;
     shard_.records.clear();
+    shard_.staged.reset();
     if (object_->table() != nullptr) rows().changes.reset();
     while (std::unique_ptr<Waiting> waiting = shard_.parked.take_if([](const Waiting&) { return true; })) {
       (void)waiting->run(shard_);

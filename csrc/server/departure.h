@@ -49,7 +49,7 @@ class Departure {
   void abort();
 
  private:
-  enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kEnd, kOver };
+  enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kGate, kPushes, kEnd, kOver };
 
   Departure(std::shared_ptr<Hosted> object, uint32_t shard, uint32_t server, uint32_t term)
       : object_(std::move(object)), index_(shard), server_(server), term_(term), shard_(*object_->find(shard)) {}
@@ -80,6 +80,8 @@ class Departure {
   std::vector<uint32_t> counts_;      // of each
   size_t next_records_ = 0;
   uint64_t all_records_ = 0;
+  std::vector<std::string> pushes_;  // bodies: what waits for its update
+  size_t next_push_ = 0;
   std::string body_;
 
   Chunk chunk_;

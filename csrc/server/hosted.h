@@ -132,6 +132,7 @@ class Hosted {
   void give_memory(uint32_t shard);
   Tensor& tensor_of(uint32_t shard) const { return inside(shard) ? *tensor_ : *came(shard); }
   Table* table() const { return table_.get(); }
+  Target target(uint32_t shard) const { return {table_ == nullptr ? &tensor_of(shard) : nullptr, table_.get(), shard}; }
   // The server that has a shard, as far as is known here, and since which term.
   std::pair<uint32_t, uint32_t> whereabouts(uint32_t shard);
 
@@ -157,7 +158,6 @@ class Hosted {
   bool finite(const Order& order, uint64_t elements) const;
   bool finite_rows(const Order& order) const;
   Status refused(Code code, const std::string& why) const;
-  Target target(uint32_t shard) const { return {table_ == nullptr ? &tensor_of(shard) : nullptr, table_.get(), shard}; }
   void add_gate(Shard& shard);
   uint64_t seen(const Order& order, const Shard& shard) const;
   void close(const Order& order, Shard& shard, bool refused);

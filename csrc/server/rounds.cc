@@ -31,6 +31,7 @@ void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
 // Some elements of one push: in the tensor's dtype and weighed.
 template <class T>
 void read_push(const Rounds::Push& push, const Span& span, bool mean, T* to) {
+  mean = mean && !push.summed;
   const std::byte* const from = push.numbers + span.at * size_of(push.dtype);
   if constexpr (std::is_same_v<T, float>) {
     if (push.dtype != Dtype::kFloat32) {
@@ -132,7 +133,7 @@ void Rounds::add_dense(size_t begin, size_t end, const Target& target) {
   if (whole && end - begin == 1) {  // the usual case
     const Push& push = pushes_[begin];
     if constexpr (std::is_same_v<T, float>) {
-      if (mean && push.dtype == Dtype::kFloat32) {
+      if (mean && push.dtype == Dtype::kFloat32 && !push.summed) {
         const auto* const g = reinterpret_cast<const float*>(push.numbers) + push.spans[0].at;
         kernels().weigh(sum, g, static_cast<float>(push.weight), sum_.any, n);
         return;
@@ -233,13 +234,27 @@ void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
     for (size_t r = 0; rule.layout.combine == Combine::kMean && r < times.size(); ++r) {
       if (times[r] > 1) kernels().divide(rows.rows.data() + r * dim, static_cast<float>(times[r]), dim);
     }
-    if (mean) kernels().scale(rows.rows.data(), static_cast<float>(push.weight), rows.rows.size());
+    if (mean && !push.summed) kernels().scale(rows.rows.data(), static_cast<float>(push.weight), rows.rows.size());
     end - begin == 1 ? merge(&sum_.rows, rows) : merge(&worker, rows);
   }
   if (end - begin != 1) merge(&sum_.rows, worker);
 }
 
 // ---- the update ---------------------------------------------------------------------------------------------------
+
+std::vector<Span> Rounds::covered_spans(const Target& target) const {
+  const Cut& cut = target.tensor->cut();
+  const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
+  std::vector<Span> spans;
+  if (sum_.covered.empty()) return {{first, n, 0}};
+  for (uint64_t k = 0; k < n;) {
+    uint64_t end = k;
+    while (end < n && sum_.covered[end] == sum_.covered[k]) ++end;
+    if (sum_.covered[k] != 0) spans.push_back({first + k, end - k, k});
+    k = end;
+  }
+  return spans;
+}
 
 Status Rounds::apply(const Target& target, double weight) {
   const bool mean = takes_mean(target);
@@ -254,17 +269,7 @@ Status Rounds::apply(const Target& target, double weight) {
   const Cut& cut = tensor.cut();
   const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
   if (mean) kernels().divide(reinterpret_cast<float*>(sum_.numbers.data()), by, n);
-  std::vector<Span> spans;
-  if (sum_.covered.empty()) {
-    spans.push_back({first, n, 0});
-  } else {
-    for (uint64_t k = 0; k < n;) {
-      uint64_t end = k;
-      while (end < n && sum_.covered[end] == sum_.covered[k]) ++end;
-      if (sum_.covered[k] != 0) spans.push_back({first + k, end - k, k});
-      k = end;
-    }
-  }
+  const std::vector<Span> spans = covered_spans(target);
   const Dtype dtype = tensor.spec().dtype;
   tensor.apply(target.shard, sum_.hyper, spans.data(), spans.size(),
                {sum_.numbers.data(), nullptr, dtype, dtype, false});
@@ -311,6 +316,132 @@ Status Rounds::error(uint64_t iteration) const {
 uint64_t Rounds::first(const Gate& gate) const {
   if (sum_.any) return gate.made();
   return pushes_.empty() ? Gate::kNone : std::max(gate.made(), pushes_.front().iteration);
+}
+
+// ---- shards that move ---------------------------------------------------------------------------------------------
+
+namespace {
+
+struct PushHead {
+  uint32_t rank = 0;
+  uint8_t dtype = 0, summed = 0;
+  uint16_t zero = 0;
+  uint64_t iteration = 0;
+  double weight = 0;
+  Hyper hyper;
+  uint32_t items = 0;  // spans, first and n; or keys, by their hashes
+  uint32_t zero2 = 0;
+};
+
+std::string write_push(const PushHead& head, const std::string& items, const std::string& numbers) {
+  std::string body(reinterpret_cast<const char*>(&head), sizeof head);
+  return body + items + numbers;
+}
+
+}  // namespace
+
+std::vector<std::string> Rounds::copy(const Gate& gate, const Target& target, size_t bytes_max) const {
+  std::vector<std::string> all;
+  const auto add = [&](const Push& push) {
+    PushHead head;
+    head.rank = push.rank;
+    head.dtype = static_cast<uint8_t>(push.dtype);
+    head.summed = push.summed ? 1 : 0;
+    head.iteration = push.iteration;
+    head.weight = push.weight;
+    head.hyper = push.hyper;
+    const size_t size = size_of(push.dtype);
+    std::string items, numbers;
+    const auto end = [&] {
+      all.push_back(write_push(head, items, numbers));
+      items.clear();
+      numbers.clear();
+      head.items = 0;
+    };
+    for (const Span& s : push.spans) {
+      items.append(reinterpret_cast<const char*>(&s), 2 * sizeof(uint64_t));
+      numbers.append(reinterpret_cast<const char*>(push.numbers + s.at * size), s.n * size);
+      ++head.items;
+    }
+    const size_t row = target.table != nullptr ? target.table->spec().dim * size : 0;
+    for (const Keyed& k : push.keyed) {
+      if (!numbers.empty() && numbers.size() + row > bytes_max) end();
+      items.append(reinterpret_cast<const char*>(&k.hash), sizeof k.hash);
+      numbers.append(reinterpret_cast<const char*>(push.numbers + k.at * row), row);
+      ++head.items;
+    }
+    end();
+  };
+  if (sum_.any) {
+    Push sum;
+    sum.rank = sum_.next - 1;
+    sum.iteration = gate.made();
+    sum.weight = sum_.weight;
+    sum.hyper = sum_.hyper;
+    sum.summed = true;
+    if (target.table != nullptr) {
+      sum.keyed = sum_.rows.keyed;
+      sum.numbers = reinterpret_cast<const std::byte*>(sum_.rows.rows.data());
+    } else {
+      sum.dtype = target.tensor->spec().dtype;
+      sum.spans = covered_spans(target);
+      sum.numbers = sum_.numbers.data();
+    }
+    add(sum);
+  }
+  for (const Push& push : pushes_) add(push);
+  return all;
+}
+
+Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, Room* room) {
+  const Status wrong(Code::kCorrupt, "shard: a push that waits for its update is cut short, or does not fit");
+  PushHead head;
+  if (bytes < sizeof head) return wrong;
+  std::memcpy(&head, body, sizeof head);
+  if (head.dtype > static_cast<uint8_t>(Dtype::kFloat16)) return wrong;
+  Push push;
+  push.rank = head.rank;
+  push.iteration = head.iteration;
+  push.weight = head.weight;
+  push.hyper = head.hyper;
+  push.dtype = static_cast<Dtype>(head.dtype);
+  push.summed = head.summed != 0;
+  const bool is_table = target.table != nullptr;
+  const Dtype stored = is_table ? Dtype::kFloat32 : target.tensor->spec().dtype;
+  if (!may_travel(push.dtype, stored)) return wrong;
+  const size_t size = size_of(push.dtype);
+  const std::byte* at = body + sizeof head;
+  size_t left = bytes - sizeof head;
+  const size_t item = is_table ? sizeof(uint64_t) : 2 * sizeof(uint64_t);
+  if (head.items > left / item) return wrong;
+  uint64_t n = 0;
+  for (uint32_t i = 0; i < head.items; ++i, at += item, left -= item) {
+    uint64_t values[2] = {};
+    std::memcpy(values, at, item);
+    if (is_table) {
+      if (shard_of_hash(values[0]) != target.shard) return wrong;
+      push.keyed.push_back({values[0], i});
+      n += target.table->spec().dim;
+    } else {
+      const Cut& cut = target.tensor->cut();
+      const uint64_t first = cut.first_of(target.shard), end = cut.end_of(target.shard);
+      if (values[0] < first || values[0] >= end || values[1] > end - values[0] || values[1] > end - first - n) return wrong;
+      push.spans.push_back({values[0], values[1], n});
+      n += values[1];
+    }
+  }
+  if (left != n * size) return wrong;
+  auto* const copy = new std::byte[left + 1];
+  if (left != 0) std::memcpy(copy, at, left);
+  room->force(left);
+  push.numbers = copy;
+  push.charged = true;
+  push.memory = std::shared_ptr<const void>(copy, [room, left](const void* p) {
+    delete[] static_cast<const std::byte*>(p);
+    room->refund(left);
+  });
+  (void)add(std::move(push), gate);
+  return {};
 }
 
 void make_updates(Shard& shard, const Target& target) {

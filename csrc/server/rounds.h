@@ -18,8 +18,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "server/room.h"
 #include "session/shard.h"
 #include "table/table.h"
 #include "tensor/tensor.h"
@@ -47,6 +50,7 @@ class Rounds final : public Staged {
     uint64_t bytes = 0;                  // of the numbers, where they have to be copied to stay
     std::shared_ptr<const void> memory;  // what keeps the numbers; null: they are good while the turn is held
     bool charged = false;                // the memory is limited
+    bool summed = false;                 // it is the running sum of all workers up to this rank, and weighed
   };
 
   // False when it comes too late to be counted.
@@ -56,6 +60,11 @@ class Rounds final : public Staged {
   static bool is_next(uint32_t rank, uint64_t iteration, const Gate& gate);
   // Adds to the running sum what can be, so that memory that is limited, or good for this turn only, is used no more.
   void fold(const Gate& gate, const Target& target);
+  // Everything as bytes, for a shard that moves: whole pushes, but rows of a table in pieces of at most so many bytes.
+  std::vector<std::string> copy(const Gate& gate, const Target& target, size_t bytes_max) const;
+  // One of them, at the shard's new place; its memory counts against `room`.
+  Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, Room* room);
+
   // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while.
   void make(const Gate& gate, const Target& target, Shard& shard);
   Status error(uint64_t iteration) const;
@@ -87,6 +96,7 @@ class Rounds final : public Staged {
   template <class T>
   void add_dense(size_t begin, size_t end, const Target& target);
   void add_rows(size_t begin, size_t end, const Target& target);
+  std::vector<Span> covered_spans(const Target& target) const;
   Status apply(const Target& target, double weight);
 
   std::vector<Push> pushes_;  // by iteration, rank, and order of arrival

@@ -41,6 +41,14 @@ void Gate::set_view(const View& view, int64_t now_ns) {
   recount();
 }
 
+void Gate::restore(uint64_t made, std::vector<Worker> workers) {
+  made_ = made;
+  workers_ = std::move(workers);
+  for (Worker& w : workers_) w.waited = false;
+  known_ = false;
+  recount();
+}
+
 void Gate::recount() {
   lowest_ = second_ = kNone;
   at_lowest_ = at_second_ = 0;

@@ -86,6 +86,8 @@ class Gate {
     std::deque<Closed> closed = {};  // under BSP: iterations whose update is not made yet and that have a weight
   };
   const std::vector<Worker>& workers() const { return workers_; }
+  // As it was at another server; who is waited for is to be said anew.
+  void restore(uint64_t made, std::vector<Worker> workers);
 
  private:
   Worker* find(uint32_t rank);

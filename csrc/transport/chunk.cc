@@ -29,7 +29,7 @@ Status decode(const std::byte* from, Chunk* out) {
   if (c.magic != Chunk::kMagic) return wrong("magic", Chunk::kMagic, c.magic);
   if (c.version != Chunk::kVersion) return wrong("version", Chunk::kVersion, c.version);
   if (const uint32_t crc = crc32c(&c, kSummedBytes); crc != c.crc) return wrong("checksum of a header", crc, c.crc);
-  if (c.kind < Chunk::kBegin || c.kind > Chunk::kEnd) return wrong("kind of a chunk at most", Chunk::kEnd, c.kind);
+  if (c.kind < Chunk::kBegin || c.kind > Chunk::kPush) return wrong("kind of a chunk at most", Chunk::kPush, c.kind);
   if (c.bytes > limits::kShardChunkBytesMax) return wrong("bytes at most", limits::kShardChunkBytesMax, c.bytes);
   *out = c;
   return {};
@@ -52,6 +52,48 @@ Status decode_begin(const std::byte* body, size_t bytes, Map* map, ObjectSpec* s
   WL_RETURN_IF_ERROR(decode(&reader, map));
   WL_RETURN_IF_ERROR(decode(&reader, spec));
   return reader.at_end() ? Status() : wrong("bytes behind the spec", 0, reader.left());
+}
+
+std::string encode(const Gate& gate, int64_t now_ns) {
+  wire::Writer w;
+  w.put(gate.made());
+  w.put(static_cast<uint32_t>(gate.workers().size()));
+  w.put(uint32_t{0});
+  for (const Gate::Worker& worker : gate.workers()) {
+    w.put(worker.rank);
+    w.put(static_cast<uint32_t>(worker.closed.size()));
+    w.put(worker.clock);
+    w.put(now_ns - worker.opened_ns);
+    for (const Gate::Closed& closed : worker.closed) {
+      w.put(closed.iteration);
+      w.put(closed.weight);
+    }
+  }
+  return w.take();
+}
+
+Status decode(const std::byte* body, size_t bytes, int64_t now_ns, Gate* gate) {
+  wire::Reader r(body, bytes);
+  const auto made = r.get<uint64_t>();
+  const auto workers = r.get<uint32_t>();
+  r.get<uint32_t>();
+  std::vector<Gate::Worker> all;
+  for (uint32_t i = 0; i < workers && r.ok(); ++i) {
+    Gate::Worker worker;
+    worker.rank = r.get<uint32_t>();
+    const auto closed = r.get<uint32_t>();
+    worker.clock = r.get<uint64_t>();
+    worker.opened_ns = now_ns - r.get<int64_t>();
+    for (uint32_t k = 0; k < closed && r.ok(); ++k) {
+      const auto iteration = r.get<uint64_t>();
+      worker.closed.push_back({iteration, r.get<double>()});
+    }
+    if (!all.empty() && worker.rank <= all.back().rank) return wrong("ranks that ascend from", all.back().rank, worker.rank);
+    all.push_back(std::move(worker));
+  }
+  if (!r.at_end()) return Status(Code::kCorrupt, "shard: its gate is cut short, or longer than it says");
+  gate->restore(made, std::move(all));
+  return {};
 }
 
 void encode(const Record& record, wire::Writer* w) {

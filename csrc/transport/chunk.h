@@ -1,6 +1,6 @@
 // Chunk: a piece of a shard as bytes, byte for byte as in docs/formats/shard.md.
 //
-//     begin | array array ... | rows rows erased ... | records | end        each a header of 64 bytes and a body
+//     begin | array array ... | rows rows erased ... | records | gate | push ... | end      each a header and a body
 //
 // Pure: bytes in, a checked value or a Status out. Lengths are compared with limits before anybody takes memory for
 // them.
@@ -13,13 +13,14 @@
 
 #include "base/status.h"
 #include "session/record.h"
+#include "sync/gate.h"
 #include "transport/messages.h"
 #include "wire/frame.h"
 
 namespace windlass {
 
 struct Chunk {
-  enum Kind : uint8_t { kBegin = 1, kArray, kRows, kErased, kRecords, kEnd };
+  enum Kind : uint8_t { kBegin = 1, kArray, kRows, kErased, kRecords, kEnd, kGate, kPush };
   static constexpr uint32_t kMagic = 0x31534C57;  // the bytes WLS1
   static constexpr uint8_t kVersion = 1;
 
@@ -55,6 +56,10 @@ struct ShardEnd {
   uint64_t records = 0;  // that came before
 };
 static_assert(sizeof(ShardEnd) == 32);
+
+// Who has closed what at a shard.
+std::string encode(const Gate& gate, int64_t now_ns);
+Status decode(const std::byte* body, size_t bytes, int64_t now_ns, Gate* gate);
 
 void encode(const Record& record, wire::Writer* to);
 Status decode(wire::Reader* from, Record* record);

@@ -1,13 +1,10 @@
 """BSP: one update per iteration, from what every worker contributed, the same whoever comes first."""
 
-import threading
 import time
-from typing import Any
 
 import numpy as np
-import pytest
-from helpers import Connect, new_app, numbers, rng
 from crew import together
+from helpers import new_app, numbers, rng
 
 import windlass as wl
 from windlass.testing import Servers
