@@ -414,7 +414,7 @@ class Cluster:
         if self._remote is not None:
             self.close()
         else:
-            self._session.leave()
+            self._session.leave(self._timeout)
 
     def _patience(self, sync: Sync) -> Patience:
         """How long calls on an object wait, unless they say otherwise.
@@ -467,7 +467,8 @@ class Cluster:
         try:
             if not failed and not self._engine.closed and self._session.has_open_pushes:
                 self._session.tick(timeout)  # the last iteration counts, too
-            self._session.leave()
+            with contextlib.suppress(WindlassError):  # a server that is lost waits for nobody
+                self._session.leave(min(timeout, _CLOSE_SECONDS))
             self._engine.close(timeout)
         finally:
             if self._dialer is not None:

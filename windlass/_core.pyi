@@ -123,7 +123,7 @@ class Session:
     def has_open_pushes(self) -> bool:
         """Whether pushes wait for an iteration it has not closed."""
 
-    def leave(self) -> None:
+    def leave(self, timeout: float) -> None:
         """It is waited for no more."""
 
     def raise_unseen(self) -> None:

@@ -193,8 +193,20 @@ void bind_engine(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"), "Begins at a clock that fits the others', where they have begun.")
-      .def_prop_ro("has_open_pushes", &Session::has_open_pushes, "Whether pushes wait for an iteration it has not closed.")
-      .def("leave", &Session::leave, nb::call_guard<nb::gil_scoped_release>(), "It is waited for no more.")
+      .def_prop_ro("has_open_pushes", &Session::has_open_pushes,
+                   "Whether pushes wait for an iteration it has not closed.")
+      .def(
+          "leave",
+          [](Session& s, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.leave(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"), "It is waited for no more.")
       .def(
           "raise_unseen", [](Session& s) { raise_if_error(s.take_unseen()); }, "Raises the error of a dropped future.")
       .def(

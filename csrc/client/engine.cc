@@ -213,9 +213,7 @@ std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t sh
   return p;
 }
 
-uint32_t Session::rank_at_gates() const {
-  return engine_->server().crowd()->rank_of(rank_, world_size_);
-}
+uint32_t Session::rank_at_gates() const { return engine_->server().crowd()->rank_of(rank_, world_size_); }
 
 void Session::catch_up(uint64_t clock) {
   uint64_t before = catch_up_.load(std::memory_order_relaxed);
@@ -281,9 +279,19 @@ bool Session::has_open_pushes() {
   });
 }
 
-void Session::leave() {
-  if (left_.exchange(true) || engine_->links() != nullptr || engine_->forked()) return;
-  engine_->server().leave(rank_, world_size_);
+Status Session::leave(int64_t deadline_ns) {
+  if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
+  if (engine_->links() == nullptr) {
+    engine_->server().leave(rank_, world_size_);
+    return {};
+  }
+  {
+    std::lock_guard lock(mutex_);
+    const auto gated = [](const auto& entry) { return entry.second->sync.gated(); };
+    if (world_size_ == 0 || std::none_of(progress_.begin(), progress_.end(), gated)) return {};
+  }
+  Standing standing;
+  return ask_standing(Gate::kOver, deadline_ns, &standing);
 }
 
 Status Session::ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all) {

@@ -132,9 +132,9 @@ class Session : public std::enable_shared_from_this<Session> {
   void catch_up(uint64_t clock);
   // Where others have begun: this worker begins at a clock that fits theirs.
   Status enter(int64_t deadline_ns);
-  // It is waited for no more.
-  void leave();
-  bool has_open_pushes();  // that wait for an iteration which this worker has not closed
+  // It is waited for no more, and need not wait itself.
+  Status leave(int64_t deadline_ns);
+  bool has_open_pushes();                             // that wait for an iteration which this worker has not closed
   uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
 

@@ -229,6 +229,10 @@ Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
     *standing = {.own = 0, .waited = true, .starts = true};
     return {};
   }
+  if (clock == Gate::kOver) {
+    if (guest.crowd->left(guest.rank, guest.incarnation)) tell_gates(guest.crowd);
+    return {};
+  }
   if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) tell_gates(guest.crowd);
   standing->waited = guest.crowd->waits_for(guest.rank);
   standing->starts = guest.crowd->starts(guest.rank);
@@ -301,7 +305,8 @@ std::vector<std::string> Host::overdue(int64_t ns) {
 }
 
 void Host::goodbye(const std::shared_ptr<Guest>& guest) {
-  if (guest->rank_at_home() != Gate::kOutsider && guest->crowd->left(guest->rank)) tell_gates(guest->crowd);
+  if (guest->rank_at_home() != Gate::kOutsider && guest->crowd->left(guest->rank, guest->incarnation))
+    tell_gates(guest->crowd);
   std::lock_guard lock(mutex_);
   guest->over = true;
   for (const auto& lane : guest->lanes) {

@@ -39,7 +39,9 @@ struct Guest {
   std::shared_ptr<Crowd> crowd;     // of its app
 
   uint32_t world_size = 0;
-  uint32_t rank_in(const Crowd& of) const { return &of == crowd.get() ? of.rank_of(rank, world_size) : Gate::kOutsider; }
+  uint32_t rank_in(const Crowd& of) const {
+    return &of == crowd.get() ? of.rank_of(rank, world_size) : Gate::kOutsider;
+  }
   uint32_t rank_at_home() const { return rank_in(*crowd); }
   std::weak_ptr<Connection> lanes[limits::kLanes];
   uint32_t connections = 0;
@@ -105,7 +107,7 @@ class Host {
     }).detach();
   }
   void tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open);
-  // A worker begins at a clock; Gate::kNone: it only asks.
+  // A worker begins at a clock; Gate::kNone: it only asks; Gate::kOver: it is done.
   Status enter(const Guest& guest, uint64_t clock, Standing* standing);
   Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
                  uint64_t incarnation, std::shared_ptr<Guest>* guest);

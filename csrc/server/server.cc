@@ -104,7 +104,7 @@ void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint
 }
 
 void Server::leave(uint32_t rank, uint32_t world_size) {
-  if (crowd_->world_size() == world_size && crowd_->left(rank)) tell_gates();
+  if (crowd_->world_size() == world_size && crowd_->left(rank, 0)) tell_gates();
 }
 
 std::vector<Server::Object> Server::objects() {

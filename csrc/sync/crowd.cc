@@ -66,10 +66,11 @@ void Crowd::came(uint32_t rank) {
   if (std::exchange(it->second.came, true)) it->second.replaced = true;
 }
 
-bool Crowd::left(uint32_t rank) {
+bool Crowd::left(uint32_t rank, uint64_t incarnation) {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
-  if (!assumed_ || it == workers_.end() || !it->second.in_view) return false;
+  if (it == workers_.end() || !it->second.in_view) return false;
+  if (!assumed_ && it->second.incarnation != incarnation) return false;
   it->second.in_view = it->second.replaced = it->second.came = false;
   return changed_locked();
 }

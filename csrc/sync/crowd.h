@@ -50,7 +50,7 @@ class Crowd {
   // Where nobody forms views: so many workers, from this clock on. A larger world replaces a smaller one.
   bool assume(uint32_t world_size, uint64_t clock = 0);
   void came(uint32_t rank);  // a session; a second one under the same rank takes the place of the first
-  bool left(uint32_t rank);
+  bool left(uint32_t rank, uint64_t incarnation);
   bool enter(uint32_t rank, uint64_t incarnation, uint64_t clock);
   // All iterations before `clock` are closed, except at shards of these objects (ascending).
   bool tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open);

@@ -39,6 +39,7 @@ class Gate {
  public:
   static constexpr uint32_t kOutsider = ~0u;  // the rank of who has no clock here: a reader, a worker of another app
   static constexpr uint64_t kNone = ~uint64_t{0};
+  static constexpr uint64_t kOver = kNone - 1;  // the clock of a worker that is done: nobody waits for it any more
 
   explicit Gate(const Sync& sync) : sync_(sync) {}
 

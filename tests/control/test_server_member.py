@@ -59,13 +59,6 @@ def test_what_the_host_counts_is_in_the_report():
     assert report.sync == {"default": m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)}
 
 
-def test_a_host_that_counts_nothing_reports_nothing():
-    class Plain(FakeHost):
-        sync_stats = property()  # it has none
-
-    assert member_of(Plain())._report().sync == {}
-
-
 @pytest.fixture
 def joined() -> Iterator[tuple[LocalCluster, FakeHost, ServerMember]]:
     """A scheduler in a process of its own, whose only server is the fake."""
