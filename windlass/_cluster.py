@@ -434,7 +434,9 @@ class Cluster:
         waited for. A block that raises sends nothing. If a request fails, its error is raised when the others are done;
         where it could not even be sent, the iteration is not closed.
         """
-        return Step(self, self._timeout if timeout is None else timeout)
+        # Where a scheduler watches, a wait at a gate has no limit; a server that hangs is given up by it.
+        patience = self._timeout if self._attendance is None else _FOREVER_SECONDS
+        return Step(self, patience if timeout is None else timeout)
 
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of everything on the server; equal for equal contents, however they came about."""

@@ -13,6 +13,7 @@ from windlass import _core
 from windlass._errors import InvalidArgument
 
 _FLOAT32_MAX = 3.4028234e38
+_NUMBERS_MAX = 8  # that travel with a push
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Rule:
         if not ok:
             raise InvalidArgument(f"{type(self).__name__}: {name} must be {expected}, not {getattr(self, name)!r}")
 
+    def _check_staleness(self) -> None:
+        self._require(getattr(self, "staleness") >= 0, "staleness", "at least 0")  # noqa: B009
+
     @property
     def _kind(self) -> _core.RuleKind:
         raise NotImplementedError
@@ -51,6 +55,11 @@ class Rule:
     def _numbers(self) -> tuple[float, ...]:
         """The hyperparameters in the core's order (the rule's `enum Number` in csrc/rule/)."""
         return ()
+
+    def _sent(self) -> tuple[float, ...]:
+        """The same as they travel: the correction by staleness comes last, where there is one."""
+        numbers, power = self._numbers(), getattr(self, "staleness", 0.0)
+        return numbers if power == 0 else (*numbers, *[0.0] * (_NUMBERS_MAX - 1 - len(numbers)), power)
 
     def _with(self, changes: Mapping[str, float]) -> "Rule":
         """This rule with other hyperparameters, for one push."""
@@ -82,8 +91,10 @@ class SGD(Rule):
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    staleness: float = 0.0
 
     def _check(self) -> None:
+        self._check_staleness()
         self._require(self.lr >= 0, "lr", "at least 0")
         self._require(self.momentum >= 0, "momentum", "at least 0")
         self._require(self.weight_decay >= 0, "weight_decay", "at least 0")
@@ -109,9 +120,11 @@ class Adagrad(Rule):
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
+    staleness: float = 0.0
     _structure: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
 
     def _check(self) -> None:
+        self._check_staleness()
         for name in ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps"):
             self._require(getattr(self, name) >= 0, name, "at least 0")
 
@@ -134,9 +147,11 @@ class RowAdagrad(Rule):
     lr: float = 0.01
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
+    staleness: float = 0.0
     _structure: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
 
     def _check(self) -> None:
+        self._check_staleness()
         for name in ("lr", "initial_accumulator_value", "eps"):
             self._require(getattr(self, name) >= 0, name, "at least 0")
 
@@ -161,8 +176,10 @@ class Adam(Rule):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    staleness: float = 0.0
 
     def _check(self) -> None:
+        self._check_staleness()
         for name in ("lr", "eps", "weight_decay"):
             self._require(getattr(self, name) >= 0, name, "at least 0")
         for name in ("beta1", "beta2"):

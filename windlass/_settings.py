@@ -62,6 +62,9 @@ SETTINGS: dict[str, Setting] = {
     "threads": Setting("count", None, "Threads of a server that work. Default: the cores.", least=1),
     "memory_bytes_max": Setting("bytes", None, "What tensors and tables may take on a server. Default: no limit."),
     "arena_bytes_max": Setting("bytes", None, "What a client on the same host may share. Default: the memory."),
+    "staging_bytes_max": Setting(
+        "bytes", None, "What pushes that came over sockets may take until their update under BSP. Default: 256 MiB."
+    ),
     "log_dir": Setting("path", None, "A folder for one log file per process."),
     "tls_cert": Setting("path", None, "The scheduler's certificate, PEM: its control port then speaks TLS."),
     "tls_key": Setting("path", None, "The key to it."),

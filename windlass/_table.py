@@ -62,7 +62,7 @@ class Table:
     ) -> None:
         self._what = f"table {name!r}"
         self._cluster = cluster
-        self._hyper = rule._numbers()
+        self._hyper = rule._sent()
         self.name = name
         self.dim = dim
         self.rule = rule
@@ -265,7 +265,7 @@ class Table:
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
 
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
-        return self.rule._with(hyper)._numbers() if hyper else self._hyper
+        return self.rule._with(hyper)._sent() if hyper else self._hyper
 
     def _arrays(self, keys: ArrayLike, out: Any, dtype: object) -> tuple[Any, Any, Any]:
         """The keys, the array the core writes, and the same memory as the caller sees it."""

@@ -71,7 +71,7 @@ class Tensor:
         self._stored = self._dtype.name.lower()
         self._shape = shape
         self._rows: tuple[int, int] | np.ndarray[Any, Any] | None = None
-        self._hyper = rule._numbers()
+        self._hyper = rule._sent()
         self.name = name
         self.rule = rule
         self.init = init
@@ -300,7 +300,7 @@ class Tensor:
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
 
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
-        return self.rule._with(hyper)._numbers() if hyper else self._hyper
+        return self.rule._with(hyper)._sent() if hyper else self._hyper
 
     def _target(self, out: Any, dtype: object, torch: bool) -> tuple[Any, Any]:
         """The array the core writes, and the same memory as the caller sees it."""

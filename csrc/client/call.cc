@@ -147,7 +147,8 @@ bool Call::stop_at_gate(uint32_t part, Shard& shard, uint64_t asked) {
   return true;
 }
 
-void Call::look(const Shard& shard, uint64_t asked) {
+void Call::look(Shard& shard, uint64_t asked) {
+  shard.records.of(session_->number()).seen = shard.version;
   Crowd& crowd = *session_->engine().server().crowd();
   if (crowd.alone()) return;
   const uint32_t rank = session_->rank_at_gates();

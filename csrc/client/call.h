@@ -95,7 +95,7 @@ class Call : public Work {
   // Inside the process, with the turn: whether the part may look at its shard at this clock. If not it waits there, and
   // pass() comes later.
   bool stop_at_gate(uint32_t part, Shard& shard, uint64_t asked);
-  void look(const Shard& shard, uint64_t asked);  // it does: what it sees of the others is noted
+  void look(Shard& shard, uint64_t asked);  // it does: what it sees of the others is noted
   void leave_gate(Shard& shard, uint32_t part);
   std::string stuck_at_gate(Shard& shard, uint64_t asked) const;
   virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are

@@ -26,7 +26,7 @@ class Handle {
   const std::shared_ptr<Progress>& progress() const { return progress_; }
   Status take_unseen() { return progress_->unseen.take(); }
 
-  // With the turn of the shard held: the next push of this session. apply() applies it; under BSP it is contributed
+  // With the turn of the shard held: the next push of this session. apply(updates since it last looked) applies it; under BSP it is contributed
   // instead: contribute(at_once) gives it, at_once when it is used before the turn ends. Others that waited for it go
   // on.
   template <class Apply, class Contribute>
@@ -50,7 +50,7 @@ class Handle {
       if (!static_cast<Rounds&>(*shard.staged).add(std::move(push), *gate))
         session_->engine().server().crowd()->count_late();
     } else {
-      status = apply();
+      status = apply(shard.version - record.seen);
       if (status.ok()) ++shard.version;
     }
     if (gate == nullptr) return status;

@@ -86,11 +86,11 @@ Status LocalTableCall::run(uint32_t part, bool kept) {
   if (pushes_) {
     WL_RETURN_IF_ERROR(client_->push_in_turn(
         *this, {nullptr, &table, index}, shard, iteration_,
-        [&] {
+        [&](uint64_t updates) {
           Arrays arrays = arrays_;
           if (kept) arrays.in = kept_.get();
           if (!answers() || late) arrays.out = nullptr;
-          return table.apply(index, hyper_, keyed, n, arrays);
+          return table.apply(index, hyper_.corrected(updates), keyed, n, arrays);
         },
         [&](bool at_once) { return contribution(part, kept, at_once); }));
     if (arrays_.out == nullptr && !waits_for_update()) return {};
@@ -106,7 +106,7 @@ Status LocalTableCall::run(uint32_t part, bool kept) {
 Status LocalTableCall::pass(uint32_t part) {
   Table& table = client_->table();
   const uint32_t index = shards_[part];
-  const Shard& shard = table.shard(index);
+  Shard& shard = table.shard(index);
   if (waits_for_update() && shard.staged != nullptr)
     WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
   if (arrays_.out == nullptr || !answers()) return {};

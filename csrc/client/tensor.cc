@@ -176,11 +176,11 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
   if (pushes_) {
     WL_RETURN_IF_ERROR(client_->push_in_turn(
         *this, {&tensor, nullptr, index}, shard, iteration_,
-        [&] {
+        [&](uint64_t updates) {
           Arrays arrays = arrays_;
           if (kept && combined_ == nullptr) arrays.in = kept_.get();
           if (!repeats_.empty() || !answers() || late) arrays.out = nullptr;
-          tensor.apply(index, hyper_, spans(part), span_count(part), arrays);
+          tensor.apply(index, hyper_.corrected(updates), spans(part), span_count(part), arrays);
           return Status();
         },
         [&](bool at_once) { return contribution(part, kept, at_once); }));
@@ -199,7 +199,7 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
 Status LocalTensorCall::pass(uint32_t part) {
   Tensor& tensor = client_->tensor();
   const uint32_t index = shards_[part];
-  const Shard& shard = tensor.shard(index);
+  Shard& shard = tensor.shard(index);
   if (arrays_.out != nullptr && answers()) {
     if (!repeats_.empty()) {
       read_repeats(index);

@@ -1,10 +1,18 @@
 // Chooses the kernels for this machine.
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
 #include "rule/kernels.h"
 
 namespace windlass {
+
+Hyper Hyper::corrected(uint64_t updates) const {
+  Hyper h = *this;
+  if (h.v[kStalePower] != 0 && updates != 0)
+    h.v[kStepSize] /= std::pow(1.0 + static_cast<double>(updates), h.v[kStalePower]);
+  return h;
+}
 
 namespace baseline {
 extern const Kernels kKernels;

@@ -36,6 +36,11 @@ enum class Combine : uint8_t { kAdd, kMax, kLast, kMean };
 // The numbers that travel with a push; which is which is the rule's business (see each rule's `enum Hyper`).
 struct Hyper {
   double v[limits::kRuleHyperMax] = {};
+
+  // The last number of every optimizer, the step size being its first: a gradient of weights that `updates` were made to
+  // since is worth 1 / (1 + updates)^power of its step.
+  static constexpr int kStepSize = 0, kStalePower = limits::kRuleHyperMax - 1;
+  Hyper corrected(uint64_t updates) const;
 };
 
 // What prepare() leaves for apply(): the scalars of one update, in the precision they are used in.

@@ -454,6 +454,8 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
   const bool rounds = gate != nullptr && gate->sync().rounds() && brings_numbers(o);
   if (rounds && o.rank == Gate::kOutsider && status->ok())
     *status = refused(Code::kInvalidArgument, "under BSP only workers of app '" + spec_.app() + "' push");
+  if (gate != nullptr && status->ok() && !gate->waits_for(o.rank) && company_.crowd->given_up(o.header.session))
+    *status = refused(Code::kClosed, "rank " + std::to_string(o.rank) + " was given up, and others went on without it");
   if (rounds && status->ok() && !contribute(o, shard, stage)) return Ran::kFull;
   record.sequence = o.part.sequence;  // a refusal uses it up, too
   record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
@@ -462,8 +464,9 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
     // Who will wait at the gate looks at the weights when it is open.
     const uint64_t asked = gate != nullptr ? clock_asked(o, gate->sync()) : 0;
     waits = asked != 0 && !gate->opens(o.rank, asked, os::now_ns());
-    *status = apply(o, waits ? nullptr : out, reply);
+    *status = apply(o, o.hyper.corrected(shard.version - record.seen), waits ? nullptr : out, reply);
     if (status->ok()) ++shard.version;
+    if (o.op() == Op::kPushPull) record.seen = shard.version;
   }
   if (gate != nullptr) close(o, shard, !status->ok());
   if (!used()) used_.store(true, std::memory_order_relaxed);
@@ -512,6 +515,7 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   }
   if (status.ok() && !has_read && (!o.pushes() || o.op() == Op::kPushPull) && o.op() != Op::kClose)
     status = read(o, out, reply);
+  if (wants_numbers(o.op())) record.seen = shard.version;
   reply->part.sequence = record.sequence;
   reply->part.clock = seen(o, shard);
   if (!status.ok()) {
@@ -538,18 +542,19 @@ const std::byte* Hosted::peek(const Order& o, Shard& shard, Reply* reply) const 
       o.part.bytes() != 0 || o.part.value != 0 || dtype_out(o) != spec_.tensor.dtype)
     return nullptr;
   if (!lets_in(o, shard)) return nullptr;
-  const Record& record = shard.records.of(o.session, o.header.session);
+  Record& record = shard.records.of(o.session, o.header.session);
   if (o.part.sequence > record.sequence) return nullptr;
   if (shard.gate != nullptr && !shard.gate->opens(o.rank, o.part.clock, os::now_ns())) return nullptr;
   const Cut& cut = tensor_->cut();
   reply->part.sequence = record.sequence;
   reply->part.clock = seen(o, shard);
+  record.seen = shard.version;
   reply->part.value = shard.version + 1;
   reply->numbers_bytes = (cut.end_of(o.part.shard) - cut.first_of(o.part.shard)) * size_of(spec_.tensor.dtype);
   return tensor_of(o.part.shard).weights_of(o.part.shard);
 }
 
-Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
+Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* reply) {
   if ((o.part.flags & wire::kEmpty) != 0) return {};
   const uint32_t shard = o.part.shard;
   if (o.op() == Op::kErase) {
@@ -559,13 +564,13 @@ Status Hosted::apply(const Order& o, std::byte* out, Reply* reply) {
   const bool answers = o.op() == Op::kPushPull;
   const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), streams(o)};
   if (table_ != nullptr) {
-    WL_RETURN_IF_ERROR(table_->apply(shard, o.hyper, keys_of(o).data(), o.part.items, arrays));
+    WL_RETURN_IF_ERROR(table_->apply(shard, hyper, keys_of(o).data(), o.part.items, arrays));
     if (answers && o.lying == nullptr)
       reply->numbers_bytes = uint64_t{o.part.items} * spec_.table.dim * size_of(dtype_out(o));
     return {};
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
-  tensor_of(shard).apply(shard, o.hyper, spans.data(), spans.size(), arrays);
+  tensor_of(shard).apply(shard, hyper, spans.data(), spans.size(), arrays);
   if (answers && !spans.empty() && o.lying == nullptr)
     reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};

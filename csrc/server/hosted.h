@@ -163,7 +163,7 @@ class Hosted {
   void close(const Order& order, Shard& shard, bool refused);
   Ran push(const Order& order, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply, Stage stage);
   bool contribute(const Order& order, Shard& shard, Stage stage);
-  Status apply(const Order& order, std::byte* out, Reply* reply);
+  Status apply(const Order& order, const Hyper& hyper, std::byte* out, Reply* reply);
   Status read(const Order& order, std::byte* out, Reply* reply);
 
   const ObjectSpec spec_;

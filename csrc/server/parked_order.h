@@ -38,7 +38,7 @@ class ParkedOrder final : public Waiting {
   bool run(Shard& shard) override {
     if (!order_.pushes() && os::now_ns() > deadline_ns_)
       checked_ = Status(Code::kTimeout, "came too late for its caller");
-    if (checked_.ok() && out_.room(out_bytes_ + 1) == nullptr)
+    if (checked_.ok() && out_bytes_ != 0 && out_.room(out_bytes_) == nullptr)
       checked_ =
           Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
     reply_.part.shard = order_.label;
@@ -109,11 +109,11 @@ class ParkedOrder final : public Waiting {
 
   bool copy_bytes() {
     const size_t bytes = keeps_bytes(order_, gated() ? Ran::kGated : Ran::kEarly) ? order_.part.bytes() : 0;
-    std::byte* const to = bytes_.room(bytes + 1);
-    if (to == nullptr) return false;
+    std::byte* const to = bytes != 0 ? bytes_.room(bytes) : nullptr;
+    if (bytes != 0 && to == nullptr) return false;
     if (bytes != 0) std::memcpy(to, order_.items, bytes);
     order_.items = to;
-    order_.numbers = to + wire::padded(order_.part.items_bytes);
+    order_.numbers = bytes != 0 ? to + wire::padded(order_.part.items_bytes) : nullptr;
     if (order_.lying == nullptr) return true;
     order_.lying = &lying_;
     order_.numbers = lying_.in;

@@ -18,7 +18,8 @@ constexpr size_t kStepAtOnce = 8;
 constexpr int64_t kRoomWaitNs = 100'000'000;  // then it is seen whether the client is still there
 constexpr size_t kKeptListBytes = size_t{4} << 20;
 
-thread_local Buffer t_list;  // of the part at hand
+thread_local Buffer t_list;    // of the part at hand
+thread_local Buffer t_posted;  // of answers to others
 
 }  // namespace
 
@@ -249,6 +250,7 @@ void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
 }
 
 void answer_all(Freed* freed) {
+  if (freed->empty()) return;
   const auto of = [](const std::unique_ptr<Waiting>& w) -> const ParkedOrder& {
     return static_cast<const ParkedOrder&>(*w);
   };
@@ -256,14 +258,14 @@ void answer_all(Freed* freed) {
   std::stable_sort(freed->begin(), freed->end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   for (size_t i = 0; i < freed->size();) {
     const ParkedOrder& first = of((*freed)[i]);
-    Buffer buffer;
-    Answers answers(first.from().channel(), first.frame(), &buffer, &first.from());
+    Answers answers(first.from().channel(), first.frame(), &t_posted, &first.from());
     for (const auto same = key((*freed)[i]); i < freed->size() && key((*freed)[i]) == same; ++i) {
       of((*freed)[i]).add_to(&answers);
     }
     answers.flush();
   }
   freed->clear();
+  t_posted.shrink(kKeptListBytes);
 }
 
 bool Request::park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,

@@ -92,6 +92,7 @@ class Rounds final : public Staged {
     RowSum rows;
   };
 
+  bool make_at_once(size_t end, const Gate& gate, const Target& target);
   void add_worker(size_t begin, size_t end, const Target& target);
   template <class T>
   void add_dense(size_t begin, size_t end, const Target& target);

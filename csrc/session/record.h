@@ -31,6 +31,7 @@ struct Record {
 
   uint64_t sequence = 0;
   uint64_t clock = 0;
+  uint64_t seen = 0;         // the shard's version when the session last looked at it
   uint64_t incarnation = 0;  // whose record it is: numbers of sessions that have ended are used again
   std::unique_ptr<std::vector<Kept>> kept;
 

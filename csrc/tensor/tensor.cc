@@ -13,6 +13,7 @@ namespace {
 
 // How many numbers are converted at once.
 constexpr uint64_t kBlock = 1024;
+constexpr uint64_t kMeanBlock = 2048;  // a mean stays in the first-level cache
 
 // Keeps arrays off power-of-two distances.
 constexpr uint64_t kStagger = 64 * 67;
@@ -255,6 +256,24 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
     }
   }
   if (arrays.stream) kernels().fence();
+}
+
+void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Term* terms, size_t n_terms, float weight) {
+  const RuleKernels& rule = kernels(spec_.rule.kind);
+  const Step step = rule.prepare(hyper, ++this->shard(shard).count);
+  const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
+  alignas(64) float mean[kMeanBlock];
+  for (uint64_t at = 0; at < n; at += kMeanBlock) {
+    const uint64_t m = std::min(kMeanBlock, n - at);
+    for (size_t t = 0; t < n_terms; ++t) kernels().weigh(mean, terms[t].g + at, terms[t].weight, t != 0, m);
+    kernels().divide(mean, weight, m);
+    Dense d;
+    d.w = weights(first + at);
+    for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + (first + at - first_);
+    d.g = mean;
+    d.n = m;
+    rule.dense(step, d);
+  }
 }
 
 void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const {

@@ -101,6 +101,7 @@ void encode(const Record& record, wire::Writer* w) {
   w->put(record.incarnation);
   w->put(record.sequence);
   w->put(record.clock);
+  w->put(record.seen);
   w->put(static_cast<uint32_t>(kept));
   w->put(uint32_t{0});
   for (size_t i = 0; i < kept; ++i) {
@@ -119,6 +120,7 @@ Status decode(wire::Reader* r, Record* out) {
   record.incarnation = r->get<uint64_t>();
   record.sequence = r->get<uint64_t>();
   record.clock = r->get<uint64_t>();
+  record.seen = r->get<uint64_t>();
   const auto kept = r->get<uint32_t>();
   r->get<uint32_t>();
   if (kept > limits::kKeptAnswersMax) return wrong("kept answers at most", limits::kKeptAnswersMax, kept);

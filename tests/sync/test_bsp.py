@@ -1,8 +1,10 @@
 """BSP: one update per iteration, from what every worker contributed, the same whoever comes first."""
 
+import threading
 import time
 
 import numpy as np
+import pytest
 from crew import together
 from helpers import new_app, numbers, rng
 
@@ -97,3 +99,55 @@ def test_fingerprints_are_equal_over_servers_transports_and_orders_of_arrival() 
     assert len(set(whole.values())) == 1, whole
     rest = {name: value for name, value in seen.items() if not name.startswith("embedded")}
     assert set(rest.values()) == {embedded}, (embedded, rest)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_what_waits_for_an_update_is_bounded_over_tcp_and_the_job_still_ends(rows: bool) -> None:
+    """Ranks 1 to 3 push 24 MiB each while rank 0, whose turn it is, has not; there is room for 8 MiB."""
+    size = 24 * MIB // 4
+    begin = threading.Event()
+
+    def work(worker: wl.Cluster) -> float:
+        if rows:
+            t = worker.table("t", 64, rule=wl.SGD(lr=1.0), sync="bsp")
+            keys, g = np.arange(size // 64), np.full((size // 64, 64), worker.rank + 1, np.float32)
+        else:
+            w = worker.tensor("w", size, rule=wl.SGD(lr=1.0), sync="bsp")
+            g = np.full(size, worker.rank + 1, np.float32)
+        got = 0.0
+        for clock in range(2):
+            if worker.rank == 0:
+                begin.wait(30)
+            if rows:
+                t.push(keys, g)
+                worker.tick()
+                got = float(t.pull(keys[:1])[0, 0])
+            else:
+                got = float(w.push_pull(g)[-1])
+        return got
+
+    with (
+        Servers(1, kind="tcp", threads=2, staging_bytes_max=8 * MIB) as servers,
+        servers.connect(transport="socket") as cluster,
+    ):
+        most = 0
+
+        def watch() -> None:
+            nonlocal most
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end:
+                most = max(most, servers.rss_bytes(0))
+                time.sleep(0.01)
+            begin.set()
+
+        before = servers.rss_bytes(0)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        results = together(cluster, 4, work)
+        watcher.join()
+        assert results == [-5.0] * 4  # twice the mean of 1, 2, 3, 4
+        # What had come by the time that rank 0 began: the weights, what may wait, and a buffer per connection.
+        assert most - before < 24 * MIB + 8 * MIB + 24 * MIB, f"{(most - before) / MIB:.0f} MiB"

@@ -110,7 +110,8 @@ def test_bsp_makes_an_update_once_when_all_have_closed(crew: Crew) -> None:
     pushed = first.push(2 * ONE)
     crew.workers[0].tick()
     pulled = first.pull_async()
-    assert waits(pulled) and waits(pushed, 0)
+    assert waits(pulled)
+    assert waits(pushed, 0)
     assert second.pull()[0] == 0  # at clock 0 there is nothing to wait for
     second.push(4 * ONE)
     second.push(6 * ONE)  # a second one in the same iteration: its weight counts, too
@@ -125,7 +126,8 @@ def test_bsp_without_any_push_changes_nothing(crew: Crew) -> None:
     before = first.fingerprint()
     for worker in crew.workers * 3:
         worker.tick()
-    assert np.all(first.pull() == 0) and np.all(second.pull() == 0)
+    assert np.all(first.pull() == 0)
+    assert np.all(second.pull() == 0)
     assert first.fingerprint() == before  # the rule's step count included
 
 

@@ -22,6 +22,7 @@ AddressFile = Annotated[pathlib.Path | None, _option("address_file")]
 Advertise = Annotated[str | None, _option("advertise")]
 App = Annotated[str | None, _option("app")]
 ArenaBytesMax = Annotated[str | None, _option("arena_bytes_max")]
+StagingBytesMax = Annotated[str | None, _option("staging_bytes_max")]
 Config = Annotated[
     pathlib.Path | None, typer.Option(help="A TOML file with settings (default: WINDLASS_CONFIG).", show_default=False)
 ]
@@ -78,6 +79,7 @@ def server(
     threads: Threads = None,
     memory_bytes_max: MemoryBytesMax = None,
     arena_bytes_max: ArenaBytesMax = None,
+    staging_bytes_max: StagingBytesMax = None,
     token_file: TokenFile = None,
     start_timeout: StartTimeout = None,
     tls_ca: TlsCa = None,
@@ -136,6 +138,7 @@ def run(
     threads: Threads = None,
     memory_bytes_max: MemoryBytesMax = None,
     arena_bytes_max: ArenaBytesMax = None,
+    staging_bytes_max: StagingBytesMax = None,
     config: Config = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started.")] = False,
     verbose: Annotated[

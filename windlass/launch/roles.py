@@ -71,6 +71,9 @@ def announce(role: str, addresses: list[Address], file: pathlib.Path | None) -> 
             raise InvalidArgument(f"address file {file}: {error.strerror or error}") from error
 
 
+_STAGING_BYTES = 256 << 20
+
+
 def run_server(settings: Settings, listen: list[Address], until_eof: int | None = None) -> int:
     """Serves until it is told to end; as a member of a cluster where there is a scheduler's address. The exit code."""
     if complaint := _core.isa_complaint():
@@ -82,6 +85,7 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
         settings.threads or _core.cores(),
         2**64 - 1 if settings.memory_bytes_max is None else settings.memory_bytes_max,
         memory if settings.arena_bytes_max is None else settings.arena_bytes_max,
+        _STAGING_BYTES if settings.staging_bytes_max is None else settings.staging_bytes_max,
     )
     scheduler = None if settings.address is None else Address.parse(settings.address)
     with contextlib.ExitStack() as stack:

@@ -61,7 +61,14 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
     role = [sys.executable, "-m", "windlass.launch.roles"]
     for_all = {
         f"WINDLASS_{name.upper()}": str(settings[name])
-        for name in ("failure_timeout", "start_timeout", "threads", "memory_bytes_max", "arena_bytes_max")
+        for name in (
+            "failure_timeout",
+            "start_timeout",
+            "threads",
+            "memory_bytes_max",
+            "arena_bytes_max",
+            "staging_bytes_max",
+        )
         if settings.sources[name] != "default"
     }
     for_all["WINDLASS_LISTEN"] = "tcp://127.0.0.1:0"

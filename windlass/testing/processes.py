@@ -84,7 +84,8 @@ class Servers:
             servers.kill(1)
 
     kind: "tcp", or "unix" for abstract Unix sockets. token: given to servers and to connect(). threads,
-    memory_bytes_max, arena_bytes_max: as in `windlass server`. start_seconds: what they may take until they listen.
+    memory_bytes_max, arena_bytes_max, staging_bytes_max: as in `windlass server`. start_seconds: what they may take
+    until they listen.
 
     No server outlives this process, however it ends.
     """
@@ -98,6 +99,7 @@ class Servers:
         threads: int | None = None,
         memory_bytes_max: int | None = None,
         arena_bytes_max: int | None = None,
+        staging_bytes_max: int | None = None,
         start_seconds: float = 30.0,
     ) -> None:
         if kind not in ("tcp", "unix"):
@@ -113,6 +115,8 @@ class Servers:
             self._options += ["--memory-bytes-max", str(memory_bytes_max)]
         if arena_bytes_max is not None:
             self._options += ["--arena-bytes-max", str(arena_bytes_max)]
+        if staging_bytes_max is not None:
+            self._options += ["--staging-bytes-max", str(staging_bytes_max)]
         name = f"unix://@windlass-testing-{secrets.token_hex(8)}"
         self._listen = [f"{name}-{i}" if kind == "unix" else "tcp://127.0.0.1:0" for i in range(count)]
         self._servers: list[_Server] = []
