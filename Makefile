@@ -58,6 +58,7 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench wire
 	$(BIN)/windlass bench local
 	$(BIN)/windlass bench control
+	$(BIN)/windlass bench sync
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized
