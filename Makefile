@@ -17,7 +17,7 @@ $(VENV)/base: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) scikit-build-core nanobind cmake ninja numpy msgspec aiohttp typer rich prometheus-client safetensors fsspec
-	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn ruff mypy clang-format
+	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn matplotlib ruff mypy clang-format
 	touch $@
 
 $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
@@ -41,7 +41,7 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=apps $(BIN)/mypy apps/data.py apps/softmax/train.py
+	MYPYPATH=apps $(BIN)/mypy apps/data.py apps/softmax/train.py apps/softmax/compare.py
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o build/_core.pyi && diff -u windlass/_core.pyi build/_core.pyi
 
@@ -58,6 +58,7 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench wire
 	$(BIN)/windlass bench local
 	$(BIN)/windlass bench control
+	$(BIN)/windlass bench sync
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized

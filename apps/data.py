@@ -26,17 +26,41 @@ class DataError(Exception):
     """The data cannot be had; the message says why and what to do."""
 
 
-class Digits(NamedTuple):
-    """Pictures of handwritten digits: x is (samples, pixels) in 0..1, y the digit."""
+class Samples(NamedTuple):
+    """Samples of ten classes: x is (samples, features), of pictures of digits in 0..1; y is the class, or the digit."""
 
     name: str
     x_train: NDArray[np.float32]
     y_train: NDArray[np.int64]
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
+    features: str = "pixels"
 
 
-def load_digits(*, fallback: bool = False) -> Digits:
+def load(which: str) -> Samples:
+    """By its name: "mnist", "digits" or "classification"."""
+    return load_classification() if which == "classification" else load_digits(fallback=which == "digits")
+
+
+def load_classification() -> Samples:
+    """scikit-learn's make_classification: 10,000 samples of ten classes that overlap, always the same."""
+    try:
+        from sklearn.datasets import make_classification
+    except ImportError:
+        raise DataError("make_classification needs scikit-learn: pip install scikit-learn") from None
+    x, y = make_classification(
+        n_samples=10_000,
+        n_features=40,
+        n_informative=20,
+        n_classes=10,
+        n_clusters_per_class=1,
+        class_sep=2.0,
+        random_state=SPLIT_SEED,
+    )
+    return _split("make_classification", (x - x.mean(axis=0)) / x.std(axis=0), y)._replace(features="features")
+
+
+def load_digits(*, fallback: bool = False) -> Samples:
     """5,000 digits of MNIST; scikit-learn's smaller ones if they cannot be had, or at once with `fallback`."""
     if fallback:
         return _sklearn_digits()
@@ -53,21 +77,21 @@ def load_digits(*, fallback: bool = False) -> Digits:
     return _split("MNIST, 5,000 digits", table[:, :-1] / np.float32(255), table[:, -1])
 
 
-def _sklearn_digits() -> Digits:
+def _sklearn_digits() -> Samples:
     try:
-        from sklearn.datasets import load_digits as load
+        from sklearn.datasets import load_digits as load_8x8
     except ImportError:
         raise DataError("scikit-learn's digits need scikit-learn: pip install scikit-learn") from None
-    x, y = load(return_X_y=True)
+    x, y = load_8x8(return_X_y=True)
     return _split("scikit-learn's digits", x / 16, y)
 
 
-def _split(name: str, x: NDArray[np.floating], y: NDArray[np.integer]) -> Digits:
+def _split(name: str, x: NDArray[np.floating], y: NDArray[np.integer]) -> Samples:
     """The same shuffled split every time, so that accuracies can be compared."""
     order = np.random.default_rng(SPLIT_SEED).permutation(len(x))
-    pixels, labels = x[order].astype(np.float32), y[order].astype(np.int64)
+    features, labels = x[order].astype(np.float32), y[order].astype(np.int64)
     train = len(x) - int(len(x) * TEST_SHARE)
-    return Digits(name, pixels[:train], labels[:train], pixels[train:], labels[train:])
+    return Samples(name, features[:train], labels[:train], features[train:], labels[train:])
 
 
 def _cached_mnist() -> bytes:

@@ -47,14 +47,14 @@ def _bench() -> None:
 Rows = Annotated[int, typer.Option(min=200_000, help="Rows in the tables; the bars are for 5 million.")]
 
 
-def _measure(suite: str, rows: int, json: pathlib.Path | None) -> None:
+def _measure(suite: str, rows: int, json: pathlib.Path | None, **how: bool) -> None:
     if json is not None and not json.parent.is_dir():
         raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
     from rich.console import Console
 
     console = Console()
     run = importlib.import_module(f"windlass.bench.{suite}").run
-    figures = run(console if console.is_terminal else Console(width=120), rows)
+    figures = run(console if console.is_terminal else Console(width=120), rows, **how)
     figures.show()
     if json is not None:
         figures.save(json)
@@ -82,6 +82,15 @@ def local(json: Json = None, rows: Rows = 5_000_000) -> None:
 def control(json: Json = None) -> None:
     """Starting a cluster, gathering in it, and doing nothing in it."""
     _measure("control", 0, json)
+
+
+@bench.command()
+def sync(
+    json: Json = None,
+    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
+) -> None:
+    """Policies of consistency: uneven workers, the gate itself, and two workers in step."""
+    _measure("sync", 0, json, quick=short)
 
 
 def main() -> None:

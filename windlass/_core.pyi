@@ -486,6 +486,8 @@ class Outbox:
 
 def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
 
+def limit_fused_sgd_of_two(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
+
 def limit_update_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], threads: int, repeats: int) -> float: ...
 
 def limit_copy(source: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], to: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], threads: int, repeats: int) -> float: ...
@@ -495,6 +497,11 @@ def limit_fused_adam(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), or
 def limit_gather(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], stream: bool, repeats: int) -> float: ...
 
 def limit_row_adagrad(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> float: ...
+
+def time_gate(sync: tuple[int, int, float], workers: int, pulls: int, repeats: int) -> tuple[float, float]:
+    """
+    Nanoseconds per pull at a gate: asked once, and with everybody who waits asked again after every close.
+    """
 
 def limit_wire_serve(fd: int) -> None:
     """

@@ -29,6 +29,24 @@ void fused_sgd(float* w, const float* g, float* out, size_t n, float lr, bool pa
   past_cache ? sgd<true>(w, g, out, n, lr) : sgd<false>(w, g, out, n, lr);
 }
 
+template <bool kPast>
+void sgd_of_two(float* WL_RESTRICT w, const float* WL_RESTRICT g0, const float* WL_RESTRICT g1, float* WL_RESTRICT out0,
+                float* WL_RESTRICT out1, size_t n, float lr) {
+  for (size_t i = 0; i + kFloats <= n; i += kFloats) {
+    float next[kFloats];
+    for (size_t j = 0; j < kFloats; ++j) next[j] = w[i + j] - lr * ((g0[i + j] + g1[i + j]) * 0.5f);
+    std::memcpy(w + i, next, kStore);
+    put(out0 + i, next, kPast);
+    put(out1 + i, next, kPast);
+  }
+  fence();
+}
+
+void fused_sgd_of_two(float* w, const float* g0, const float* g1, float* out0, float* out1, size_t n, float lr,
+                      bool past_cache) {
+  past_cache ? sgd_of_two<true>(w, g0, g1, out0, out1, n, lr) : sgd_of_two<false>(w, g0, g1, out0, out1, n, lr);
+}
+
 void update_sgd(float* WL_RESTRICT w, const float* WL_RESTRICT g, size_t n, float lr) {
   for (size_t i = 0; i < n; ++i) w[i] -= lr * g[i];
 }
@@ -112,6 +130,6 @@ void row_adagrad(float* table, size_t stride, RowHead* heads, size_t head_bytes,
 }  // namespace
 
 extern const Loops kLoops;
-const Loops kLoops = {fused_sgd, update_sgd, fused_adam, gather, row_adagrad};
+const Loops kLoops = {fused_sgd, fused_sgd_of_two, update_sgd, fused_adam, gather, row_adagrad};
 
 }  // namespace windlass::WL_ISA

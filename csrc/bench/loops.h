@@ -12,6 +12,9 @@ namespace windlass {
 struct Loops {
   // w = rule(w, g); out = w, over [0, n)
   void (*fused_sgd)(float* w, const float* g, float* out, size_t n, float lr, bool stream);
+  // The same with two workers: g = (g0 + g1) / 2; w = rule(w, g); out0 = w; out1 = w
+  void (*fused_sgd_of_two)(float* w, const float* g0, const float* g1, float* out0, float* out1, size_t n, float lr,
+                           bool stream);
   // w = rule(w, g)
   void (*update_sgd)(float* w, const float* g, size_t n, float lr);
   void (*fused_adam)(float* w, float* m, float* v, const float* g, float* out, size_t n, float lr, bool stream);

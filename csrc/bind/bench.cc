@@ -1,6 +1,9 @@
 // The limit loops, timed: what `windlass bench` holds our figures against.
 #include "bench/loops.h"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -8,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/gate.h"
 #include "bind/bind.h"
 
 namespace windlass::bind {
@@ -78,6 +82,17 @@ void bind_bench(nb::module_& m) {
       },
       nb::arg("w"), nb::arg("g"), nb::arg("out"), nb::arg("stream"), nb::arg("threads"), nb::arg("repeats"));
   m.def(
+      "limit_fused_sgd_of_two",
+      [](Floats w, Floats g0, Floats g1, Floats out0, Floats out1, bool stream, int threads, int repeats) {
+        return best_of(threads, repeats, [&](int t, int of) {
+          const Share s(w.size(), t, of);
+          loops().fused_sgd_of_two(w.data() + s.from, g0.data() + s.from, g1.data() + s.from, out0.data() + s.from,
+                                   out1.data() + s.from, s.n, 1e-6f, stream);
+        });
+      },
+      nb::arg("w"), nb::arg("g0"), nb::arg("g1"), nb::arg("out0"), nb::arg("out1"), nb::arg("stream"),
+      nb::arg("threads"), nb::arg("repeats"));
+  m.def(
       "limit_update_sgd",
       [](Floats w, Floats g, int threads, int repeats) {
         return best_of(threads, repeats, [&](int t, int of) {
@@ -124,6 +139,15 @@ void bind_bench(nb::module_& m) {
         });
       },
       nb::arg("table"), nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"));
+  m.def(
+      "time_gate",
+      [](const SyncNumbers& sync, uint32_t workers, size_t pulls, int repeats) {
+        nb::gil_scoped_release release;
+        const GateTime time = time_gate(to_sync(sync), workers, pulls, repeats);
+        return std::pair(time.pull_ns, time.asked_ns);
+      },
+      nb::arg("sync"), nb::arg("workers"), nb::arg("pulls"), nb::arg("repeats"),
+      "Nanoseconds per pull at a gate: asked once, and with everybody who waits asked again after every close.");
 }
 
 }  // namespace windlass::bind

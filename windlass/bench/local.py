@@ -30,8 +30,8 @@ import sys
 import numpy as np
 import windlass as wl
 from windlass.bench._figures import seconds_of
-servers, rank, n = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3])
-with wl.connect(servers=servers, rank=rank, world_size=2, transport="arena") as cluster:
+servers, rank, n, sync = sys.argv[1].split(), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+with wl.connect(servers=servers, rank=rank, world_size=2, transport="arena", sync=sync) as cluster:
     w = cluster.tensor("shared", n, rule=wl.SGD(lr=1e-6))
     grad, out = cluster.empty(n), cluster.empty(n)
     grad[:] = 0.5
@@ -189,9 +189,9 @@ def step(suite: Suite, cluster: wl.Cluster, rounds: int) -> None:
 class Worker:
     """A worker in a process of its own, which push_pulls as often as it is told."""
 
-    def __init__(self, servers: Servers, rank: int, n: int) -> None:
+    def __init__(self, servers: Servers, rank: int, n: int, sync: str = "asp") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, " ".join(servers.addresses), str(rank), str(n)],
+            [sys.executable, "-c", WORKER, " ".join(servers.addresses), str(rank), str(n), sync],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

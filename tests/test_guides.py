@@ -1,0 +1,30 @@
+"""The examples of the guides run as they stand."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+GUIDES = Path(__file__).resolve().parents[1] / "docs" / "guide"
+
+
+def examples(guide: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a guide, each with the number of the line before it."""
+    text = guide.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)), block[1]) for block in found]
+
+
+@pytest.mark.parametrize("name", ["consistency.md"])
+def test_every_example_runs_after_those_before_it(name: str):
+    blocks = examples(GUIDES / name)
+    assert len(blocks) >= 10
+    space: dict[str, object] = {}
+    for line, block in blocks:
+        exec(compile("\n" * line + block, str(GUIDES / name), "exec"), space)
+
+
+def test_an_example_that_is_wrong_fails_at_its_line(tmp_path: Path):
+    guide = tmp_path / "guide.md"
+    guide.write_text("# Title\n\n```python\nx = 1\n```\n\ntext\n\n```python\nassert x == 2\n```\n")
+    assert examples(guide) == [(3, "x = 1\n"), (9, "assert x == 2\n")]
