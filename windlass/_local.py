@@ -14,6 +14,7 @@ import numpy as np
 
 from windlass._errors import InvalidArgument, ShapeMismatch, Timeout
 from windlass._rules import SGD, Average, Max, Rule, Sum
+from windlass._sync import ASP
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -113,7 +114,7 @@ class Schedule:
 
     def _begin(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        flag = self._cluster.tensor(f"{self.name} begun", (1,), rule=Max(), dtype=np.int64)
+        flag = self._cluster.tensor(f"{self.name} begun", (1,), rule=Max(), dtype=np.int64, sync=ASP())
         ours = 1 + zlib.crc32(repr([(key, array.shape) for key, array in self._arrays.items()]).encode())
         if self._cluster.rank == 0 and not flag.pull()[0]:
             self._put(timeout)

@@ -118,7 +118,7 @@ def test_what_waits_for_an_update_is_bounded_over_tcp_and_the_job_still_ends(row
             w = worker.tensor("w", size, rule=wl.SGD(lr=1.0), sync="bsp")
             g = np.full(size, worker.rank + 1, np.float32)
         got = 0.0
-        for clock in range(2):
+        for _ in range(2):
             if worker.rank == 0:
                 begin.wait(30)
             if rows:
