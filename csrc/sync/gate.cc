@@ -35,8 +35,8 @@ void Gate::set_view(const View& view, int64_t now_ns) {
   for (const View::Worker& v : view.workers) {
     Worker& w = add(v.rank, now_ns);
     w.waited = true;
+    if (v.clock > w.clock || !std::binary_search(before.begin(), before.end(), v.rank)) w.opened_ns = now_ns;
     w.clock = std::max(w.clock, v.clock);
-    if (!std::binary_search(before.begin(), before.end(), v.rank)) w.opened_ns = now_ns;
   }
   recount();
 }
