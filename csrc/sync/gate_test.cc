@@ -219,6 +219,21 @@ TEST(a_bsp_update_is_complete_when_everybody_has_closed_it) {
   CHECK_EQ(gate.complete(), 4u);
 }
 
+TEST(what_a_view_puts_a_worker_past_was_not_closed) {
+  Gate gate = gate_of(kBsp, 2);
+  CHECK(gate.close(1, 2, 1, 0));
+  gate.set_view({.known = true, .workers = {{0, 0}, {1, 4}}}, 0);
+  gate.set_view({.known = true, .workers = {{0, 0}, {1, 6}}}, 0);
+  CHECK(gate.close(1, 7, 1, 0));
+  gate.set_view({.known = true, .workers = {{0, 0}, {1, 9}}}, 0);
+  for (const uint64_t iteration : {0u, 1u, 6u}) CHECK(gate.has_closed(1, iteration));
+  for (const uint64_t iteration : {2u, 3u, 4u, 5u, 7u, 8u, 9u}) CHECK(!gate.has_closed(1, iteration));
+  gate.advance(6);
+  gate.forget(6);
+  CHECK_EQ(gate.workers()[1].skipped.size(), 1u);
+  CHECK(gate.has_closed(1, 6) && !gate.has_closed(1, 7));
+}
+
 TEST(what_comes_after_its_update_has_no_weight) {
   Gate gate = gate_of(spare(1), 2);
   CHECK(gate.close(0, 1, 2, 0));
