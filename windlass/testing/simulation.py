@@ -744,6 +744,8 @@ class Worker(Member):
     def _retry(self, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
+        if self.view and not self._owners:
+            self.tell(m.Open(1, b"w"))  # the question was lost, or its answer
         for box in self._boxes.values():
             box.lost()
         self._send()
