@@ -128,14 +128,14 @@ TEST(without_a_scheduler_everybody_who_was_counted_is_waited_for_until_it_leaves
   CHECK(crowd.starts(0));
   crowd.came(0);  // another under its rank, in its place
   CHECK(!crowd.starts(0) && crowd.waits_for(0) && crowd.starts(1));
-  CHECK(crowd.left(0) && !crowd.left(0) && !crowd.left(9));
+  CHECK(crowd.left(0, 0) && !crowd.left(0, 0) && !crowd.left(9, 0));
   CHECK(text(crowd) == "1@0 2@0" && !crowd.waits_for(0));
   CHECK(crowd.enter(0, 200, 6));  // it comes back
   CHECK(text(crowd) == "0@6 1@0 2@0");
-  CHECK(crowd.left(0) && crowd.left(1));
+  CHECK(crowd.left(0, 0) && crowd.left(1, 0));
   CHECK(crowd.alone() && text(crowd) == "2@0");
   CHECK(!crowd.assume(3));
-  CHECK(crowd.left(2) && text(crowd).empty());
+  CHECK(crowd.left(2, 0) && text(crowd).empty());
   CHECK(crowd.assume(2, 8));  // it is over, and others begin
   CHECK(text(crowd) == "0@8 1@8" && crowd.rank_of(1, 2) == 1);
   CHECK(crowd.assume(4));
@@ -146,11 +146,12 @@ TEST(a_view_ends_what_was_assumed) {
   Crowd crowd("app");
   CHECK(crowd.assume(3));
   CHECK(crowd.set_view(1, kTwo, {}));
-  CHECK(text(crowd) == "0@0 1@0" && !crowd.assume(5) && !crowd.left(0));
+  CHECK(text(crowd) == "0@0 1@0" && !crowd.assume(5) && !crowd.left(0, 999));
   CHECK(crowd.rank_of(1, 9) == 1);
   crowd.came(0);
   crowd.came(0);
   CHECK(crowd.starts(0));
+  CHECK(crowd.left(0, 100) && text(crowd) == "1@0");  // who says so is waited for no more, before a view does
 }
 
 TEST(objects_without_gates_know_the_slowest_of_the_others_by_its_ticks) {
