@@ -1,16 +1,76 @@
 // The session logic, for the simulator: it runs the very code that ships.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
 #include "session/outbox.h"
 #include "session/record.h"
+#include "sync/crowd.h"
 
 namespace windlass::bind {
 namespace {
 
 std::optional<uint64_t> value_of(const uint64_t* what) {
   return what == nullptr ? std::nullopt : std::optional<uint64_t>(*what);
+}
+
+using Workers = std::vector<std::tuple<uint32_t, uint64_t>>;  // ranks and clocks
+
+View view_of(const Workers& workers) {
+  View view{.known = true, .workers = {}};
+  for (const auto& [rank, clock] : workers) view.workers.push_back({rank, clock});
+  return view;
+}
+
+void bind_gates(nb::module_& m) {
+  nb::class_<Gate>(m, "Gate", "Whom a pull at a shard waits for, and when an update there is complete.")
+      .def(
+          "__init__",
+          [](Gate* self, int kind, uint32_t number) {
+            new (self) Gate({.kind = static_cast<Sync::Kind>(kind), .number = number});
+          },
+          nb::arg("kind"), nb::arg("number") = 0)
+      .def(
+          "set_view", [](Gate& gate, const Workers& workers) { gate.set_view(view_of(workers), 0); },
+          nb::arg("workers"), "Who is waited for: ranks, ascending, and the least clock of each.")
+      .def(
+          "close", [](Gate& gate, uint32_t rank, uint64_t clock) { return gate.close(rank, clock, 1, 0); },
+          nb::arg("rank"), nb::arg("clock"))
+      .def(
+          "opens", [](const Gate& gate, uint32_t rank, uint64_t clock) { return gate.opens(rank, clock, 0); },
+          nb::arg("rank"), nb::arg("clock"))
+      .def("clock_of", &Gate::clock_of, nb::arg("rank"))
+      .def("waits_for", &Gate::waits_for, nb::arg("rank"))
+      .def("has_closed", &Gate::has_closed, nb::arg("rank"), nb::arg("iteration"))
+      .def("complete", &Gate::complete)
+      .def("advance", &Gate::advance, nb::arg("made"))
+      .def_prop_ro("made", &Gate::made)
+      .def_prop_ro("highest", &Gate::highest);
+  nb::class_<Crowd>(m, "Crowd", "The workers of an app as a server knows them.")
+      .def(nb::init<std::string>(), nb::arg("app"))
+      .def(
+          "set_view",
+          [](Crowd& crowd, uint64_t number, const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers,
+             const std::vector<uint32_t>& waited) {
+            std::vector<Crowd::Member> members;
+            for (const auto& [rank, incarnation, starts] : workers) members.push_back({rank, incarnation, starts});
+            return crowd.set_view(number, members, waited);
+          },
+          nb::arg("number"), nb::arg("workers"), nb::arg("waited"))
+      .def("enter", &Crowd::enter, nb::arg("rank"), nb::arg("incarnation"), nb::arg("clock"))
+      .def(
+          "view",
+          [](const Crowd& crowd) {
+            Workers workers;
+            for (const View::Worker& w : crowd.view(0).workers) workers.emplace_back(w.rank, w.clock);
+            return workers;
+          },
+          "Ranks and clocks of who is waited for.")
+      .def("waits_for", &Crowd::waits_for, nb::arg("rank"))
+      .def("starts", &Crowd::starts, nb::arg("rank"))
+      .def("given_up", &Crowd::given_up, nb::arg("incarnation"));
 }
 
 }  // namespace
@@ -26,6 +86,7 @@ void bind_session(nb::module_& m) {
       .def_rw("clock", &Record::clock)
       .def("admit", &Record::admit, nb::arg("pushed"))
       .def("close", &Record::close, nb::arg("closed"));
+  bind_gates(m);
   using Box = Outbox<uint64_t>;
   nb::class_<Box>(m, "Outbox", "The requests of one lane that have no answer yet.")
       .def(nb::init<>())

@@ -61,12 +61,20 @@ T* room(std::vector<std::byte>* numbers, uint64_t n) {
 
 bool Rounds::add(Push push, const Gate& gate) {
   if (push.iteration < gate.made()) return false;
-  if (push.iteration == gate.made() && push.rank < sum_.next) return false;
+  if (gate.clock_of(push.rank) > push.iteration) return false;
+  std::erase_if(pushes_, [&](const Push& p) {
+    const bool another = p.incarnation != push.incarnation && p.incarnation != 0 && push.incarnation != 0;
+    return another && p.rank == push.rank && !gate.has_closed(p.rank, p.iteration);
+  });
+  insert(std::move(push));
+  return true;
+}
+
+void Rounds::insert(Push push) {
   const auto it = std::upper_bound(pushes_.begin(), pushes_.end(), push, [](const Push& a, const Push& b) {
     return a.iteration != b.iteration ? a.iteration < b.iteration : a.rank < b.rank;
   });
   pushes_.insert(it, std::move(push));
-  return true;
 }
 
 bool Rounds::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
@@ -100,13 +108,15 @@ void Rounds::fold(const Gate& gate, const Target& target) {
     if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
     begin = next;
   }
-  if (end == 0) return;
-  sum_.next = pushes_[end - 1].rank + 1;
-  pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
+  // Who is not waited for and has not closed was lost, or its view is still on the way.
+  const auto last = std::remove_if(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end),
+                                   [&](const Push& p) { return gate.has_closed(p.rank, iteration); });
+  pushes_.erase(last, pushes_.begin() + static_cast<ptrdiff_t>(end));
 }
 
 void Rounds::add_worker(size_t begin, size_t end, const Target& target) {
   if (!sum_.any) sum_.hyper = pushes_[begin].hyper;
+  sum_.last = sum_.any ? std::max(sum_.last, pushes_[begin].rank) : pushes_[begin].rank;
   for (size_t i = begin; i < end; ++i) sum_.weight += pushes_[i].weight;
   if (target.table != nullptr) {
     add_rows(begin, end, target);
@@ -326,7 +336,6 @@ void Rounds::make(const Gate& gate, const Target& target, Shard& shard) {
     }
   }
   sum_.any = false;
-  sum_.next = 0;
   sum_.weight = 0;
   sum_.covered.clear();
   sum_.rows.clear();
@@ -353,6 +362,7 @@ struct PushHead {
   uint32_t rank = 0;
   uint8_t dtype = 0, summed = 0;
   uint16_t zero = 0;
+  uint64_t incarnation = 0;
   uint64_t iteration = 0;
   double weight = 0;
   Hyper hyper;
@@ -372,6 +382,7 @@ std::vector<std::string> Rounds::copy(const Gate& gate, const Target& target, si
   const auto add = [&](const Push& push) {
     PushHead head;
     head.rank = push.rank;
+    head.incarnation = push.incarnation;
     head.dtype = static_cast<uint8_t>(push.dtype);
     head.summed = push.summed ? 1 : 0;
     head.iteration = push.iteration;
@@ -401,7 +412,7 @@ std::vector<std::string> Rounds::copy(const Gate& gate, const Target& target, si
   };
   if (sum_.any) {
     Push sum;
-    sum.rank = sum_.next - 1;
+    sum.rank = sum_.last;
     sum.iteration = gate.made();
     sum.weight = sum_.weight;
     sum.hyper = sum_.hyper;
@@ -428,6 +439,7 @@ Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const 
   if (head.dtype > static_cast<uint8_t>(Dtype::kFloat16)) return wrong;
   Push push;
   push.rank = head.rank;
+  push.incarnation = head.incarnation;
   push.iteration = head.iteration;
   push.weight = head.weight;
   push.hyper = head.hyper;
@@ -452,7 +464,8 @@ Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const 
     } else {
       const Cut& cut = target.tensor->cut();
       const uint64_t first = cut.first_of(target.shard), end = cut.end_of(target.shard);
-      if (values[0] < first || values[0] >= end || values[1] > end - values[0] || values[1] > end - first - n) return wrong;
+      if (values[0] < first || values[0] >= end || values[1] > end - values[0] || values[1] > end - first - n)
+        return wrong;
       push.spans.push_back({values[0], values[1], n});
       n += values[1];
     }
@@ -467,7 +480,7 @@ Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const 
     delete[] static_cast<const std::byte*>(p);
     room->refund(left);
   });
-  (void)add(std::move(push), gate);
+  if (push.iteration >= gate.made()) insert(std::move(push));
   return {};
 }
 

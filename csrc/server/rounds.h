@@ -40,6 +40,7 @@ class Rounds final : public Staged {
  public:
   struct Push {
     uint32_t rank = 0;
+    uint64_t incarnation = 0;  // of the worker, if known: what a lost one has not closed ends when another takes over
     uint64_t iteration = 0;
     double weight = 1;
     Hyper hyper;
@@ -53,7 +54,7 @@ class Rounds final : public Staged {
     bool summed = false;                 // it is the running sum of all workers up to this rank, and weighed
   };
 
-  // False when it comes too late to be counted.
+  // False when it is not counted: it comes too late, or repeats what a worker that was lost has closed here.
   bool add(Push push, const Gate& gate);
   // Whether all lower ranks have closed the iteration, and the one before it is made: what this worker pushes goes into
   // the running sum as soon as it closes, too.
@@ -68,6 +69,7 @@ class Rounds final : public Staged {
   // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while.
   void make(const Gate& gate, const Target& target, Shard& shard);
   Status error(uint64_t iteration) const;
+  const std::vector<Push>& waiting() const { return pushes_; }  // what is not in the running sum
   // The first iteration there is anything for; Gate::kNone when there is none.
   uint64_t first(const Gate& gate) const;
 
@@ -84,7 +86,7 @@ class Rounds final : public Staged {
   };
   struct Sum {
     bool any = false;
-    uint32_t next = 0;  // ranks below are in it
+    uint32_t last = 0;  // the highest rank in it
     double weight = 0;  // of the pushes in it
     Hyper hyper;        // of the lowest rank
     std::vector<std::byte> numbers;
@@ -93,6 +95,7 @@ class Rounds final : public Staged {
   };
 
   bool make_at_once(size_t end, const Gate& gate, const Target& target);
+  void insert(Push push);
   void add_worker(size_t begin, size_t end, const Target& target);
   template <class T>
   void add_dense(size_t begin, size_t end, const Target& target);

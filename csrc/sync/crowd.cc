@@ -1,6 +1,7 @@
 #include "sync/crowd.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace windlass {
@@ -78,6 +79,10 @@ bool Crowd::left(uint32_t rank, uint64_t incarnation) {
 bool Crowd::enter(uint32_t rank, uint64_t incarnation, uint64_t clock) {
   std::lock_guard lock(mutex_);
   Known& w = workers_[rank];
+  if (w.entered != incarnation) {  // what the one before had ticked says nothing of the objects this one has open
+    w.ticked = 0;
+    w.open.clear();
+  }
   w.entered = incarnation;
   if (assumed_) w.in_view = w.starts = w.came = true;
   w.entered_at = std::max(w.entered_at, clock);
@@ -86,10 +91,17 @@ bool Crowd::enter(uint32_t rank, uint64_t incarnation, uint64_t clock) {
 
 bool Crowd::tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
   std::lock_guard lock(mutex_);
-  const auto it = workers_.find(rank);
-  if (it == workers_.end() || clock <= it->second.ticked) return false;
-  it->second.ticked = clock;
-  it->second.open = std::move(open);
+  Known& w = workers_[rank];  // its view may still be on the way
+  if (clock < w.ticked) return false;
+  if (clock == w.ticked) {  // a repeat, or who came in its place has fewer open
+    std::vector<uint32_t> both;
+    std::set_intersection(w.open.begin(), w.open.end(), open.begin(), open.end(), std::back_inserter(both));
+    const bool fewer = both.size() < w.open.size();
+    w.open = std::move(both);
+    return fewer;
+  }
+  w.ticked = clock;
+  w.open = std::move(open);
   pace_.close(rank, clock, 0, 0);
   return true;
 }

@@ -35,8 +35,10 @@ void Gate::set_view(const View& view, int64_t now_ns) {
   for (const View::Worker& v : view.workers) {
     Worker& w = add(v.rank, now_ns);
     w.waited = true;
-    w.clock = std::max(w.clock, v.clock);
-    if (!std::binary_search(before.begin(), before.end(), v.rank)) w.opened_ns = now_ns;
+    if (v.clock > w.clock || !std::binary_search(before.begin(), before.end(), v.rank)) w.opened_ns = now_ns;
+    if (v.clock <= w.clock) continue;
+    if (sync_.rounds()) w.skip(v.clock);
+    w.clock = v.clock;
   }
   recount();
 }
@@ -47,6 +49,11 @@ void Gate::restore(uint64_t made, std::vector<Worker> workers) {
   for (Worker& w : workers_) w.waited = false;
   known_ = false;
   recount();
+}
+
+void Gate::Worker::skip(uint64_t to) {
+  if (skipped.empty() || skipped.back().end < clock) skipped.push_back({clock, to});
+  skipped.back().end = to;
 }
 
 void Gate::recount() {
@@ -138,6 +145,13 @@ uint64_t Gate::clock_of(uint32_t rank) const {
   return w != nullptr ? w->clock : 0;
 }
 
+bool Gate::has_closed(uint32_t rank, uint64_t iteration) const {
+  const Worker* const w = find(rank);
+  if (w == nullptr || w->clock <= iteration) return false;
+  return std::none_of(w->skipped.begin(), w->skipped.end(),
+                      [&](const Skipped& s) { return s.first <= iteration && iteration < s.end; });
+}
+
 uint64_t Gate::highest() const {
   uint64_t most = made_;
   for (const Worker& w : workers_) most = std::max(most, w.clock);
@@ -169,6 +183,7 @@ double Gate::weight(uint64_t iteration) const {
 void Gate::forget(uint64_t before) {
   for (Worker& w : workers_) {
     while (!w.closed.empty() && w.closed.front().iteration < before) w.closed.pop_front();
+    std::erase_if(w.skipped, [&](const Skipped& s) { return s.end <= before; });
   }
 }
 

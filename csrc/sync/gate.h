@@ -71,7 +71,8 @@ class Gate {
   void advance(uint64_t made) { made_ = made; }
   // What the object's pushes of all workers weigh in an iteration, of those who have closed it here.
   double weight(uint64_t iteration) const;
-  bool has_closed(uint32_t rank, uint64_t iteration) const { return clock_of(rank) > iteration; }
+  // False also for what a view has put the worker past: nobody closed that.
+  bool has_closed(uint32_t rank, uint64_t iteration) const;
   // Forgets the weights of iterations before this one.
   void forget(uint64_t before);
 
@@ -79,12 +80,18 @@ class Gate {
     uint64_t iteration = 0;
     double weight = 0;
   };
+  struct Skipped {
+    uint64_t first = 0, end = 0;
+  };
   struct Worker {
     uint32_t rank = 0;
     bool waited = false;
     uint64_t clock = 0;
-    int64_t opened_ns = 0;           // when its present iteration began
-    std::deque<Closed> closed = {};  // under BSP: iterations whose update is not made yet and that have a weight
+    int64_t opened_ns = 0;              // when its present iteration began
+    std::deque<Closed> closed = {};     // under BSP: iterations whose update is not made yet and that have a weight
+    std::vector<Skipped> skipped = {};  // likewise, iterations that a view has put it past
+
+    void skip(uint64_t to);
   };
   const std::vector<Worker>& workers() const { return workers_; }
   // As it was at another server; who is waited for is to be said anew.

@@ -27,6 +27,7 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least |= {"deaths": 1, "crash": 0.5, "still": 1, "jump": 0.5, "shards checked": 2}
     least |= {"views checked": 1.5, "views that wait": 2, "views of a start": 2.5, "views without workers": 0.1}
     least |= {"blackout": 0.1, "servers back": 5}
+    least |= {"iterations": 100, "pulls": 200, "waits": 100, "updates": 25, "workers that go on": 1}
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
 
@@ -48,6 +49,30 @@ def test_a_seed_gives_the_same_history_again():
     assert simulate(12).history.hexdigest() != first.history.hexdigest()
 
 
+def test_a_gate_that_is_loose_by_one_is_noticed():
+    complaints = []
+    for seed in range(12):
+        try:
+            simulate(seed, "gate")
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert len(complaints) >= 10
+    assert all("pulls" in text for text in complaints)
+
+
+def test_clocks_that_do_not_move_with_their_shard_are_noticed():
+    complaints = []
+    for seed in range(24):
+        try:
+            simulate(seed, "clocks")
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert len(complaints) >= 4
+    assert any("waits for ever" in text for text in complaints)
+
+
 @pytest.mark.parametrize("broken", ["sequence", "records"])
 def test_a_mechanism_that_is_off_is_noticed(broken: str):
     red = 0
@@ -61,7 +86,7 @@ def test_a_mechanism_that_is_off_is_noticed(broken: str):
 
 def test_a_server_that_is_not_told_what_it_missed_is_noticed():
     complaints = []
-    for seed in range(20):
+    for seed in range(40):
         try:
             simulate(seed, "views")
         except Violation as violation:

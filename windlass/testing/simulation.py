@@ -26,6 +26,7 @@ from windlass.control.liveness import Liveness
 from windlass.control.model import Member as Known
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
+from windlass.testing.simulated_gates import GATED, POLICIES, Clock, Gates
 
 CLUSTER = 7
 SHARDS = 6
@@ -52,6 +53,8 @@ class World:
         self.now = 0.0
         self.broken = broken  # which mechanism is off, to show that its check can fail
         self.on_worker_loss: m.OnWorkerLoss = "wait" if seed % 2 else "continue"
+        self.policy = POLICIES[seed // 2 % len(POLICIES)]  # of the gates
+        self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
         self.history = hashlib.sha256()
         self.counts: collections.Counter[str] = collections.Counter()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -100,8 +103,27 @@ class World:
         for member in [*self.servers, *self.workers]:
             member.still = False
         self.note("faults stop")
+        self._until(FAULTS_SECONDS + SETTLE_SECONDS / 2)
+        half = {worker.incarnation: worker.clock.clock for worker in self.workers if worker.clock is not None}
         self._until(FAULTS_SECONDS + SETTLE_SECONDS)
         self.check()
+        self._check_clocks(half)
+
+    def violated(self, what: str) -> None:
+        """A promise was not kept."""
+        raise Violation(what)
+
+    def _check_clocks(self, before: dict[int, int]) -> None:
+        """Nobody waits for ever, unless the scheduler takes a shard with a gate to be lost."""
+        state = self.brain.state
+        owners = [owner for object_ in state.objects.values() for owner in object_.owners[:GATED]]
+        if any(owner in state.lost for owner in owners):
+            return
+        for worker in self.workers:
+            if worker.alive and not worker.out and worker.clock is not None and worker.incarnation in before:
+                if worker.clock.clock == before[worker.incarnation]:
+                    raise Violation(f"{worker.name} waits for ever at clock {worker.clock.clock} under {self.policy}")
+                self.counts["workers that go on"] += 1
 
     def _until(self, end: float) -> None:
         while self._queue and self._queue[0][0] <= end:
@@ -366,13 +388,14 @@ class Member:
         """After standing still."""
         self.still = False
 
-    def _reachable(self) -> bool:
+    def reachable(self) -> bool:
+        """Whether it lives, runs, and the network is with it."""
         return self.alive and not self.still and self.incarnation not in self.world.cut_off
 
     def _connect(self) -> None:
         if not self.alive or self.out:
             return
-        if not self._reachable():
+        if not self.reachable():
             self.world.after(0.2, self._connect)
             return
         self._number += 1
@@ -389,7 +412,7 @@ class Member:
         """The scheduler has closed the connection, which is noticed when the network lets it through."""
         if number != self._number or not self.alive:
             return
-        if self._reachable():
+        if self.reachable():
             self.lose_control()
         else:
             self.world.after(0.2, lambda: self.closed(number))
@@ -403,7 +426,7 @@ class Member:
     def _beat(self, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
-        if self._reachable() and self.joined:
+        if self.reachable() and self.joined:
             brain = self.world.brain
 
             def arrive() -> None:
@@ -415,7 +438,7 @@ class Member:
         self.world.after(0.1, lambda: self._beat(incarnation))
 
     def tell(self, message: m.Message) -> None:
-        if self._reachable():
+        if self.reachable():
             self.world.brain.said(self.connection, self.incarnation, message)
 
     def receive(self, number: int, message: m.Message) -> None:
@@ -426,7 +449,7 @@ class Member:
 
     def _read(self) -> None:
         while self._inbox:
-            if self.alive and not self._reachable():
+            if self.alive and not self.reachable():
                 self.world.after(0.2, self._read)
                 return
             number, message = self._inbox.popleft()
@@ -480,6 +503,7 @@ class Server(Member):
         self.shards: dict[int, Shard] = {}
         self.moved: dict[int, tuple[int, int]] = {}  # to which server, under which term
         self.view: m.View | None = None
+        self.gates = Gates(APP, world)
         self._since: dict[int, int] = {}  # by incarnation
 
     def join(self) -> m.Join:
@@ -488,6 +512,7 @@ class Server(Member):
     def begin(self) -> None:
         self.shards.clear()
         self.moved.clear()
+        self.gates = Gates(APP, self.world)
         super().begin()
 
     def holds(self, shard: int) -> bool:
@@ -509,7 +534,7 @@ class Server(Member):
         number = 0 if APP not in state.apps else state.apps[APP].view
 
         def check() -> None:
-            away = self._number != connection or not self._reachable() or self._inbox
+            away = self._number != connection or not self.reachable() or self._inbox
             if away or self.incarnation not in state.members:
                 return
             if number > (0 if self.view is None else self.view.number):
@@ -521,6 +546,7 @@ class Server(Member):
     def _see(self, view: m.View) -> None:
         """Numbers go up, and what a view says does not change; a connection that was re-made repeats the last one."""
         before, self.view = self.view, view
+        self.gates.hear(view)
         if before is not None and (view.number < before.number or (view.number == before.number and view != before)):
             raise Violation(f"{self.name} was shown view {view.number} after {before.number}")
         if before is not None and view.started < before.started:
@@ -546,10 +572,11 @@ class Server(Member):
             for shard in range(first, end) if server == self.index and term == 1 else ():
                 if shard not in self.shards and shard not in self.moved:
                     self.shards[shard] = Shard(term)
+                    self.gates.hold(shard)
 
     def push(self, sender: "Worker", incarnation: int, shard: int, sequence: int, value: int, request: int) -> None:
         """A frame has arrived."""
-        if not self._reachable():
+        if not self.reachable():
             return
 
         def answer(status: str, *more: int) -> None:
@@ -584,11 +611,13 @@ class Server(Member):
         self.world.note("moving", order.shard, self.index, order.server)
 
         def arrive() -> None:
-            ok = target._reachable() and self._reachable() and mine == self.incarnation
+            ok = target.reachable() and self.reachable() and mine == self.incarnation
             there.frozen = False
             if ok:
                 target.shards[order.shard] = there.copy(order.term, records=self.world.broken != "records")
                 target.moved.pop(order.shard, None)
+                gate = self.gates.gates.pop(order.shard, None)
+                target.gates.hold(order.shard, None if self.world.broken == "clocks" else gate)
                 self.moved[order.shard] = (order.server, order.term)
                 del self.shards[order.shard]
                 self.world.counts["moves done"] += 1
@@ -609,6 +638,7 @@ class Worker(Member):
         self.pushed: dict[int, dict[int, list[int]]] = {}  # values by incarnation and shard
         self.acknowledged: dict[int, dict[int, int]] = {}
         self.view = 0
+        self.clock: Clock | None = None
         self._starts = 0
         self._owners: list[int] = []
         self._terms: list[int] = []
@@ -624,6 +654,7 @@ class Worker(Member):
         if self.alive:
             return
         self.view = 0
+        self.clock = None
         self._starts += 1
         self._owners = []
         self._boxes.clear()
@@ -656,7 +687,7 @@ class Worker(Member):
             case m.Answer(_, error, _, placed) if placed and not error and not self._owners:
                 self._learn(placed[0].runs)
             case m.ShardMoved(_, shard, server, term) if self._owners:
-                self._moved(shard, server, term)
+                self.moved(shard, server, term)
 
     def _learn(self, runs: list[tuple[int, int, int]]) -> None:
         for i, (first, server, term) in enumerate(runs):
@@ -666,8 +697,14 @@ class Worker(Member):
         self._terms = self._terms[-SHARDS:]
         for server_ in self.world.servers:
             server_.attach(runs)
+        self.clock = Clock(self)
+        self.clock.begin()
 
-    def _moved(self, shard: int, server: int, term: int) -> None:
+    def owner_of(self, shard: int) -> int:
+        """As far as it knows."""
+        return self._owners[shard]
+
+    def moved(self, shard: int, server: int, term: int) -> None:
         if term > self._terms[shard]:
             self._owners[shard], self._terms[shard] = server, term
 
@@ -689,7 +726,7 @@ class Worker(Member):
         return self._boxes.setdefault(server, _core.Outbox())
 
     def _send(self) -> None:
-        if not self._reachable():
+        if not self.reachable():
             return
         for server, box in self._boxes.items():
             while (request := box.next()) is not None:
@@ -707,6 +744,8 @@ class Worker(Member):
     def _retry(self, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
+        if self.view and not self._owners:
+            self.tell(m.Open(1, b"w"))  # the question was lost, or its answer
         for box in self._boxes.values():
             box.lost()
         self._send()
@@ -714,12 +753,12 @@ class Worker(Member):
 
     def answered(self, incarnation: int, request: int, status: str, *more: int) -> None:
         """A frame has arrived."""
-        if incarnation != self.incarnation or not self._reachable() or request not in self._requests:
+        if incarnation != self.incarnation or not self.reachable() or request not in self._requests:
             return
         shard, sequence, _ = self._requests[request]
         box = next((b for b in self._boxes.values() if b.find(request) is not None), None)
         if status == "moved":
-            self._moved(shard, more[0], more[1])
+            self.moved(shard, more[0], more[1])
             if box is not None and box is not self._box(self._owners[shard]):
                 box.answered(request)
                 self._box(self._owners[shard]).add(request, request)
