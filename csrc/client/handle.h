@@ -26,9 +26,9 @@ class Handle {
   const std::shared_ptr<Progress>& progress() const { return progress_; }
   Status take_unseen() { return progress_->unseen.take(); }
 
-  // With the turn of the shard held: the next push of this session. apply(updates since it last looked) applies it; under BSP it is contributed
-  // instead: contribute(at_once) gives it, at_once when it is used before the turn ends. Others that waited for it go
-  // on.
+  // With the turn of the shard held: the next push of this session. apply(updates since it last looked) applies it;
+  // under BSP it is contributed instead: contribute(at_once) gives it, at_once when it is used before the turn ends.
+  // Others that waited for it go on.
   template <class Apply, class Contribute>
   Status push_in_turn(const Call& call, const Target& target, Shard& shard, const Iteration& iteration, Apply apply,
                       Contribute contribute) {
@@ -45,6 +45,7 @@ class Handle {
       if (shard.staged == nullptr) shard.staged = std::make_unique<Rounds>();
       Rounds::Push push = contribute(iteration.closes && Rounds::is_next(rank, iteration.clock, *gate));
       push.rank = rank;
+      push.incarnation = session_->incarnation();
       push.iteration = iteration.clock;
       push.weight = iteration.weight;
       if (!static_cast<Rounds&>(*shard.staged).add(std::move(push), *gate))

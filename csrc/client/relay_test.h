@@ -239,7 +239,10 @@ class Joined : public Worker {
 
  private:
   Joined(Hosts& hosts, Relay* relay, std::shared_ptr<Links> made, uint32_t rank, uint32_t world_size)
-      : Worker(std::make_shared<Engine>(made, nullptr), rank, world_size), links(std::move(made)), hosts_(&hosts), relay_(relay) {
+      : Worker(std::make_shared<Engine>(made, nullptr), rank, world_size),
+        links(std::move(made)),
+        hosts_(&hosts),
+        relay_(relay) {
     static std::atomic<int> count{0};
     key_ = "client" + std::to_string(++count);
     dialer_ = std::thread([this] {

@@ -55,7 +55,7 @@ struct Kernels {
   void (*fill)(const Init&, uint64_t seed, uint64_t first, float* out, size_t n);
   void (*to_f32)(Dtype from, const void* in, float* out, size_t n);
   void (*from_f32)(Dtype to, const float* in, void* out, size_t n);
-  void (*combine)(Combine, float* into, const float* g, size_t n);  // into = into (+) g; kMean adds
+  void (*combine)(Combine, float* into, const float* g, size_t n);               // into = into (+) g; kMean adds
   void (*weigh)(float* into, const float* g, float weight, bool add, size_t n);  // into = weight * g, or += of it
   void (*scale)(float* into, float by, size_t n);
   void (*divide)(float* into, float by, size_t n);  // what ends a mean

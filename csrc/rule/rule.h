@@ -37,8 +37,8 @@ enum class Combine : uint8_t { kAdd, kMax, kLast, kMean };
 struct Hyper {
   double v[limits::kRuleHyperMax] = {};
 
-  // The last number of every optimizer, the step size being its first: a gradient of weights that `updates` were made to
-  // since is worth 1 / (1 + updates)^power of its step.
+  // The last number of every optimizer, the step size being its first: a gradient of weights that `updates` were made
+  // to since is worth 1 / (1 + updates)^power of its step.
   static constexpr int kStepSize = 0, kStalePower = limits::kRuleHyperMax - 1;
   Hyper corrected(uint64_t updates) const;
 };

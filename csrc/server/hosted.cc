@@ -413,6 +413,7 @@ bool Hosted::contribute(const Order& o, Shard& shard, Stage stage) {
   const Gate& gate = *shard.gate;
   Rounds::Push push;
   push.rank = o.rank;
+  push.incarnation = o.header.session;
   push.iteration = o.part.clock;
   push.weight = o.weight;
   push.hyper = o.hyper;
@@ -454,7 +455,7 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
   const bool rounds = gate != nullptr && gate->sync().rounds() && brings_numbers(o);
   if (rounds && o.rank == Gate::kOutsider && status->ok())
     *status = refused(Code::kInvalidArgument, "under BSP only workers of app '" + spec_.app() + "' push");
-  if (gate != nullptr && status->ok() && !gate->waits_for(o.rank) && company_.crowd->given_up(o.header.session))
+  if (gate != nullptr && status->ok() && company_.crowd->given_up(o.header.session))
     *status = refused(Code::kClosed, "rank " + std::to_string(o.rank) + " was given up, and others went on without it");
   if (rounds && status->ok() && !contribute(o, shard, stage)) return Ran::kFull;
   record.sequence = o.part.sequence;  // a refusal uses it up, too
@@ -486,7 +487,8 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   bool has_read = false;
   if (!o.pushes()) {
     if (o.part.sequence > record.sequence) return Ran::kEarly;
-    if (o.op() == Op::kClose && status.ok() && gate != nullptr) close(o, shard, false);
+    if (o.op() == Op::kClose && status.ok() && gate != nullptr && !company_.crowd->given_up(o.header.session))
+      close(o, shard, false);
   } else {
     Admission admission = stage == kTaken ? Admission::kRepeat : record.admit(o.part.sequence);
     if (admission != Admission::kApply && stage != kTaken && broken(Break::kSequence)) admission = Admission::kApply;

@@ -64,9 +64,14 @@ std::string encode(const Gate& gate, int64_t now_ns) {
     w.put(static_cast<uint32_t>(worker.closed.size()));
     w.put(worker.clock);
     w.put(now_ns - worker.opened_ns);
+    w.put(uint64_t{worker.skipped.size()});
     for (const Gate::Closed& closed : worker.closed) {
       w.put(closed.iteration);
       w.put(closed.weight);
+    }
+    for (const Gate::Skipped& skipped : worker.skipped) {
+      w.put(skipped.first);
+      w.put(skipped.end);
     }
   }
   return w.take();
@@ -84,11 +89,17 @@ Status decode(const std::byte* body, size_t bytes, int64_t now_ns, Gate* gate) {
     const auto closed = r.get<uint32_t>();
     worker.clock = r.get<uint64_t>();
     worker.opened_ns = now_ns - r.get<int64_t>();
+    const auto skips = r.get<uint64_t>();
     for (uint32_t k = 0; k < closed && r.ok(); ++k) {
       const auto iteration = r.get<uint64_t>();
       worker.closed.push_back({iteration, r.get<double>()});
     }
-    if (!all.empty() && worker.rank <= all.back().rank) return wrong("ranks that ascend from", all.back().rank, worker.rank);
+    for (uint64_t k = 0; k < skips && r.ok(); ++k) {
+      const auto first = r.get<uint64_t>();
+      worker.skipped.push_back({first, r.get<uint64_t>()});
+    }
+    if (!all.empty() && worker.rank <= all.back().rank)
+      return wrong("ranks that ascend from", all.back().rank, worker.rank);
     all.push_back(std::move(worker));
   }
   if (!r.at_end()) return Status(Code::kCorrupt, "shard: its gate is cut short, or longer than it says");
