@@ -286,7 +286,7 @@ Status Session::leave(int64_t deadline_ns) {
     return {};
   }
   {
-    std::lock_guard lock(mutex_);
+    std::scoped_lock lock(mutex_, clock_mutex_);
     const auto gated = [](const auto& entry) { return entry.second->sync.gated(); };
     if (world_size_ == 0 || std::none_of(progress_.begin(), progress_.end(), gated)) return {};
   }

@@ -97,7 +97,8 @@ struct Progress {
   double weight = 0;             // of the pushes in the present iteration: likewise
   Unseen unseen;
 
-  // The object, for who closes its shards: one of the three, once it is open.
+  // The object, for who closes its shards: one of the three, once it is open; the session's clock_mutex().
+  bool opened = false;
   Sync sync;
   std::shared_ptr<Tensor> tensor;
   std::shared_ptr<Table> table;

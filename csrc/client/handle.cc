@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "client/remote.h"
 
@@ -78,7 +79,9 @@ Status Handle::each_shard(const What& what, uint32_t shards, const std::function
 }
 
 void Handle::set_object(const Sync& sync, std::shared_ptr<Tensor> tensor, std::shared_ptr<Table> table) {
+  sync_ = sync;
   std::lock_guard lock(session_->clock_mutex());
+  if (std::exchange(progress_->opened, true)) return;  // others may be at work on it
   progress_->sync = sync;
   progress_->tensor = std::move(tensor);
   progress_->table = std::move(table);
@@ -88,7 +91,7 @@ void Handle::set_map(const Map& map, uint32_t shards) {
   map_ = map;
   owners_ = links()->owners(map, shards);
   std::lock_guard lock(session_->clock_mutex());
-  progress_->owners = owners_;
+  if (progress_->owners == nullptr) progress_->owners = owners_;
 }
 
 std::vector<uint64_t> Handle::sent() {

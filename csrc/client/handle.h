@@ -75,7 +75,7 @@ class Handle {
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
   // Whether the worker has not closed this iteration at some of the shards.
   bool is_open(const std::vector<uint32_t>& shards, uint64_t clock) const;
-  const Sync& sync() const { return progress_->sync; }
+  const Sync& sync() const { return sync_; }
 
  protected:
   Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t shards)
@@ -97,6 +97,7 @@ class Handle {
 
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Progress> progress_;
+  Sync sync_;
   Map map_;
   std::shared_ptr<Owners> owners_;
 };
