@@ -336,10 +336,6 @@ class Host:
         A line for everybody who has waited for so long since it was last said.
         """
 
-    @property
-    def staged_bytes(self) -> int:
-        """Of pushes that wait for their update."""
-
     def set_quota(self, app: str, table_bytes_max: int) -> None:
         """What the tables of an app may take here, from now on."""
 

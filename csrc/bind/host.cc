@@ -169,7 +169,6 @@ void bind_host(nb::module_& m) {
             return host.overdue(static_cast<int64_t>(seconds * 1e9));
           },
           nb::arg("seconds"), "A line for everybody who has waited for so long since it was last said.")
-      .def_prop_ro("staged_bytes", &Host::rounds_bytes, "Of pushes that wait for their update.")
       .def("set_quota", &Host::set_quota, nb::arg("app"), nb::arg("table_bytes_max"),
            "What the tables of an app may take here, from now on.")
       .def_prop_ro("quotas_used", &Host::quotas_used, "What the tables of apps that have a quota take, by app.")

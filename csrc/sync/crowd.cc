@@ -146,12 +146,6 @@ uint64_t Crowd::slowest(uint32_t but) const {
   return pace_.seen(but);
 }
 
-uint64_t Crowd::ticked(uint32_t rank) const {
-  std::lock_guard lock(mutex_);
-  const auto it = workers_.find(rank);
-  return it != workers_.end() ? std::max(it->second.entered_at, it->second.ticked) : 0;
-}
-
 void Crowd::count_pull(uint64_t asked, uint64_t seen) {
   const uint64_t staleness = asked > seen ? asked - seen : 0;
   pulls_.fetch_add(1, std::memory_order_relaxed);

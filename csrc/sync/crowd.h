@@ -71,7 +71,6 @@ class Crowd {
 
   // For objects without gates: the clock of the slowest of the others, by their ticks. Gate::kNone: there are none.
   uint64_t slowest(uint32_t but) const;
-  uint64_t ticked(uint32_t rank) const;
 
   template <class Visit>
   void visit_pace(Visit visit) const {
