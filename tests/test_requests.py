@@ -285,9 +285,9 @@ def test_every_call_that_waits_raises_timeout_in_time(cluster: wl.Cluster, secon
 
 
 def test_the_clusters_timeout_is_the_default(connect: Connect):
-    with connect(timeout=1.0) as cluster:  # connecting has it, too
-        tensor, table = cluster.tensor("w", (3,), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
+    with connect(timeout=20.0) as cluster:  # connecting and opening have it, too
         cluster._timeout = 0.1
+        tensor, table = cluster.tensor("w", (3,), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
         with held(tensor), held(table):
             for call in (tensor.pull, tensor.push([1, 1, 1]).wait, lambda: len(table)):
                 assert 0.1 <= timed(call) < 1.1

@@ -301,13 +301,15 @@ def test_stopped_a_server_is_given_up_in_time_once_its_connections_are_gone(kind
 
 @pytest.mark.parametrize("name", CALLS)
 def test_stopped_a_server_is_a_timeout_in_time_and_what_was_pushed_is_applied_once(pair: Servers, name: str):
+    def handles() -> tuple[wl.Tensor, wl.Table]:
+        return cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
+
     with pair.connect(timeout=20, app=new_app()) as cluster:
-        tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
-        table.push([1], np.ones((1, 2), np.float32)).wait()
+        handles()[1].push([1], np.ones((1, 2), np.float32)).wait()
         registered = cluster.empty((4, 2))
         registered[:] = 1
-        call = every_call(cluster, tensor, table, registered)[name]
         cluster._timeout = 0.1
+        call = every_call(cluster, *handles(), registered)[name]
         with stopped(pair):
             if name in NEED_NO_SERVER:
                 call()
@@ -315,6 +317,7 @@ def test_stopped_a_server_is_a_timeout_in_time_and_what_was_pushed_is_applied_on
                 timed(lambda: waited(call()), wl.Timeout, 0.1)
             started = time.monotonic()
         cluster._timeout = 20
+        tensor, table = handles()
         np.testing.assert_array_equal(tensor.pull(), np.full((4, 2), int(name.startswith("Tensor.push"))))
         assert time.monotonic() - started < LATE_S
         pushed, deleted = int(name.startswith("Table.push")), name == "Table.delete"
