@@ -9,6 +9,8 @@
 
 namespace windlass {
 
+constexpr int64_t kViewWaitNs = 1'000'000'000;  // then who waits is asked whether it still does
+
 Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max, uint64_t staging_bytes_max)
     : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max), room_(staging_bytes_max) {}
 
@@ -226,13 +228,16 @@ void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) 
 
 Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
   if (guest.rank_at_home() == Gate::kOutsider) {  // of another world: nobody waits for it, and it for nobody
-    *standing = {.own = 0, .waited = true, .starts = true};
+    *standing = {.own = 0, .known = true, .waited = true, .starts = true};
     return {};
   }
   if (clock == Gate::kOver) {
     if (guest.crowd->left(guest.rank, guest.incarnation)) tell_gates(guest.crowd);
     return {};
   }
+  // Its view may still be on the way: until then nobody here would wait for it, while others do elsewhere.
+  standing->known = guest.crowd->await_view(guest.rank, guest.incarnation, kViewWaitNs);
+  if (!standing->known) return {};
   if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) tell_gates(guest.crowd);
   standing->waited = guest.crowd->waits_for(guest.rank);
   standing->starts = guest.crowd->starts(guest.rank);

@@ -448,26 +448,33 @@ bool Hosted::contribute(const Order& o, Shard& shard, Stage stage) {
   return true;
 }
 
+// Whether a worker does again what the one whose place it took has closed here.
+static bool is_redone(const Order& o, const Gate* gate) {
+  return gate != nullptr && brings_numbers(o) && o.part.clock < gate->clock_of(o.rank);
+}
+
 // An order that is numbered and whose turn has come.
 Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply,
-                 Stage stage) {
+                 Stage stage, bool* has_read) {
   Gate* const gate = shard.gate.get();
   const bool rounds = gate != nullptr && gate->sync().rounds() && brings_numbers(o);
+  const bool redone = is_redone(o, gate);
   if (rounds && o.rank == Gate::kOutsider && status->ok())
     *status = refused(Code::kInvalidArgument, "under BSP only workers of app '" + spec_.app() + "' push");
   if (gate != nullptr && status->ok() && company_.crowd->given_up(o.header.session))
     *status = refused(Code::kClosed, "rank " + std::to_string(o.rank) + " was given up, and others went on without it");
-  if (rounds && status->ok() && !contribute(o, shard, stage)) return Ran::kFull;
+  if (rounds && !redone && status->ok() && !contribute(o, shard, stage)) return Ran::kFull;
   record.sequence = o.part.sequence;  // a refusal uses it up, too
   record.close((o.part.flags & wire::kCloses) != 0 ? o.part.clock + 1 : o.part.clock);
   bool waits = false;
-  if (!rounds && status->ok()) {
+  if (!rounds && !redone && status->ok()) {
     // Who will wait at the gate looks at the weights when it is open.
     const uint64_t asked = gate != nullptr ? clock_asked(o, gate->sync()) : 0;
     waits = asked != 0 && !gate->opens(o.rank, asked, os::now_ns());
     *status = apply(o, o.hyper.corrected(shard.version - record.seen), waits ? nullptr : out, reply);
     if (status->ok()) ++shard.version;
     if (o.op() == Op::kPushPull) record.seen = shard.version;
+    *has_read = gate == nullptr || !gate->sync().rounds();
   }
   if (gate != nullptr) close(o, shard, !status->ok());
   if (!used()) used_.store(true, std::memory_order_relaxed);
@@ -502,9 +509,8 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
         }
         break;
       case Admission::kApply: {
-        const Ran ran = push(o, shard, record, &status, out, reply, stage);
+        const Ran ran = push(o, shard, record, &status, out, reply, stage, &has_read);
         if (ran != Ran::kDone) return ran;
-        has_read = gate == nullptr || !gate->sync().rounds();
         break;
       }
     }

@@ -161,7 +161,8 @@ class Hosted {
   void add_gate(Shard& shard);
   uint64_t seen(const Order& order, const Shard& shard) const;
   void close(const Order& order, Shard& shard, bool refused);
-  Ran push(const Order& order, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply, Stage stage);
+  Ran push(const Order& order, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply, Stage stage,
+           bool* has_read);
   bool contribute(const Order& order, Shard& shard, Stage stage);
   Status apply(const Order& order, const Hyper& hyper, std::byte* out, Reply* reply);
   Status read(const Order& order, std::byte* out, Reply* reply);

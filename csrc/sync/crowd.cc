@@ -1,6 +1,7 @@
 #include "sync/crowd.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <utility>
 
@@ -41,6 +42,7 @@ bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const 
   }
   for (const uint32_t rank : waited) workers_[rank].replaced = true;
   world_size_ = std::max(world_size_, static_cast<uint32_t>(workers.size() + waited.size()));
+  viewed_.notify_all();
   return changed_locked();
 }
 
@@ -127,6 +129,15 @@ bool Crowd::waits_for(uint32_t rank) const {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
   return it != workers_.end() && it->second.waited();
+}
+
+bool Crowd::await_view(uint32_t rank, uint64_t incarnation, int64_t ns) const {
+  std::unique_lock lock(mutex_);
+  return viewed_.wait_for(lock, std::chrono::nanoseconds(ns), [&] {
+    if (assumed_) return true;
+    const auto it = workers_.find(rank);
+    return it != workers_.end() && it->second.in_view && it->second.incarnation == incarnation;
+  });
 }
 
 bool Crowd::starts(uint32_t rank) const {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -63,6 +64,8 @@ class Crowd {
     return assumed != 0 && assumed != world_size ? Gate::kOutsider : rank;
   }
   bool waits_for(uint32_t rank) const;
+  // Waits until a view has this session, for so long at most; true at once where nobody forms views.
+  bool await_view(uint32_t rank, uint64_t incarnation, int64_t ns) const;
   bool starts(uint32_t rank) const;  // with the others
   // Whether a session was in a view and is not any more: it was given up.
   bool given_up(uint64_t incarnation) const;
@@ -100,6 +103,7 @@ class Crowd {
 
   const std::string app_;
   mutable std::mutex mutex_;
+  mutable std::condition_variable viewed_;
   uint64_t number_ = 0;  // of the view
   bool known_ = false;
   bool assumed_ = false;

@@ -1,6 +1,7 @@
 #include "sync/crowd.h"
 
 #include <string>
+#include <thread>
 
 #include "base/test.h"
 
@@ -139,6 +140,20 @@ TEST(without_a_scheduler_everybody_who_was_counted_is_waited_for_until_it_leaves
   CHECK(text(crowd) == "0@8 1@8" && crowd.rank_of(1, 2) == 1);
   CHECK(crowd.assume(4));
   CHECK(text(crowd) == "0@0 1@0 2@0 3@0");
+}
+
+TEST(who_comes_waits_until_a_view_has_it) {
+  Crowd crowd("app");
+  CHECK(!crowd.await_view(0, 100, 1'000'000));
+  std::thread scheduler([&] {
+    crowd.set_view(1, {{1, 101, true}}, {0});  // its place is kept, but that is not it
+    crowd.set_view(2, kTwo, {});
+  });
+  CHECK(crowd.await_view(0, 100, 60'000'000'000));
+  scheduler.join();
+  CHECK(crowd.await_view(1, 101, 0) && !crowd.await_view(1, 100, 1'000'000));
+  Crowd assumed("app");
+  CHECK(assumed.assume(1) && assumed.await_view(0, 100, 0));
 }
 
 TEST(a_view_ends_what_was_assumed) {

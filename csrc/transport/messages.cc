@@ -90,8 +90,9 @@ std::string encode(const Standing& s) {
   w.put(s.highest);
   w.put(static_cast<uint8_t>(s.waited));
   w.put(static_cast<uint8_t>(s.starts));
-  w.put(uint16_t{0});
-  w.put(static_cast<uint32_t>(s.rounds));
+  w.put(static_cast<uint8_t>(s.rounds));
+  w.put(static_cast<uint8_t>(s.known));
+  w.put(uint32_t{0});
   return w.take();
 }
 
@@ -103,8 +104,9 @@ Status decode(const std::string& body, Standing* s) {
   s->highest = r.get<uint64_t>();
   s->waited = r.get<uint8_t>() != 0;
   s->starts = r.get<uint8_t>() != 0;
-  r.get<uint16_t>();
-  s->rounds = r.get<uint32_t>() != 0;
+  s->rounds = r.get<uint8_t>() != 0;
+  s->known = r.get<uint8_t>() != 0;
+  r.get<uint32_t>();
   return r.at_end() ? Status() : malformed("answer to enter");
 }
 

@@ -42,6 +42,7 @@ struct Standing {
   uint64_t own_highest = 0;       // likewise the highest
   uint64_t lowest = Gate::kNone;  // of those who are waited for
   uint64_t highest = 0;           // of all; no update beyond it was made
+  bool known = false;             // it is in the app's view; if not, the rest says nothing
   bool waited = false;            // its rank is waited for already
   bool starts = false;            // with all the others, rather than in somebody's place
   bool rounds = false;            // some object has updates that wait for everybody

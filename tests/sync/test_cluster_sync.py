@@ -132,13 +132,48 @@ def test_a_replacement_takes_the_place_of_a_killed_worker() -> None:
         first, second = script(cluster, 0), script(cluster, 1, "victim")
         until_text(second, "here")
         second.kill()
-        time.sleep(1.0)
+        until_text(cluster.scheduler, "waits for a replacement of worker 1")
+        time.sleep(0.5)
         assert "end" not in first.output()  # it waits
         again = script(cluster, 1)
         assert first.wait(30) == 0
         assert again.wait(30) == 0
         for worker in (first, again):
             assert f"end {-40 * 1.5} 40" in worker.output()  # every iteration is of both
+
+
+HALF_WAY = """
+import sys, time, numpy as np, windlass as wl
+with wl.connect() as c:
+    a, b = (c.tensor(name, 4, rule=wl.Sum(), sync=sys.argv[1]) for name in "ab")
+    one = np.full(4, c.rank + 1, np.float32)
+    while c.clock < 20:
+        a.push_pull(one)
+        if c.rank == 1 and c.clock == 5 and "victim" in sys.argv:
+            print("here", flush=True)
+            time.sleep(1000)
+        b.push_pull(one)
+        c.tick()
+    print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp:1", "maxdelay:0.5"])
+def test_what_a_killed_worker_has_closed_is_not_applied_again(sync: str) -> None:
+    def worker(rank: int, *arguments: str) -> Any:
+        return cluster.worker(f"import sys; sys.argv[1:] = {[sync, *arguments]!r}\n{HALF_WAY}", rank, 2)
+
+    with LocalCluster(servers=2, failure_timeout=3.0, on_worker_loss="wait") as cluster:
+        first, second = worker(0), worker(1, "victim")
+        until_text(second, "here")
+        second.kill()
+        until_text(cluster.scheduler, "waits for a replacement of worker 1")
+        again = worker(1)
+        assert first.wait(30) == 0
+        assert again.wait(30) == 0
+        with cluster.connect(reader=True) as reader:
+            a, b = (reader.tensor(name, 4, rule=wl.Sum(), sync=sync).pull()[0] for name in "ab")
+        assert (a, b) == (60, 60)  # it had closed iteration 5 of a, and not of b
 
 
 def until_text(process: Any, text: str, seconds: float = 30.0) -> None:
