@@ -37,7 +37,9 @@ Gate gate_of(const Sync& sync, uint32_t workers) {
 void close(Gate* gate, const Event& e) {
   gate->close(e.rank, e.clock, 1, e.now_ns);
   if (!gate->sync().rounds()) return;
-  gate->advance(gate->complete());
+  const uint64_t complete = gate->complete();
+  if (complete <= gate->made()) return;
+  gate->advance(complete);
   gate->forget(gate->made());
 }
 

@@ -48,12 +48,8 @@ void Incoming::help() {
     Batch batch;
     Freed freed;
     for (;;) {
-      if (shared_ ||
-          !channel_.has_ahead(kSection)) {  // whoever waits for the peer has no turn, and owes nobody anything
-        lent.flush();
-        answer_all(&freed);
-      }
-      if (!next(&batch)) break;
+      if (!shared_ && !channel_.has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
+      if (!next(&batch, &freed)) break;
       if (!shared_ && batch.n == 1 && request_.lend(batch.parts[0].part, &lent)) continue;
       lent.flush();
       request_.serve(batch.parts, batch.n, &answers, &freed);
@@ -77,8 +73,10 @@ Status Incoming::finish() {
   return status_;
 }
 
-bool Incoming::next(Batch* batch) {
+bool Incoming::next(Batch* batch, Freed* freed) {
   std::lock_guard lock(reading_);
+  // Whoever waits for the peer owes nobody anything.
+  if (!request_.lies() || !channel_.has_ahead(kSection)) answer_all(freed);
   size_t used = 0;  // of this thread's memory
   batch->n = 0;
   batch->staged = 0;
@@ -90,7 +88,7 @@ bool Incoming::next(Batch* batch) {
       ++batch->n;
       continue;
     }
-    if (batch->n != 0 && used != 0) break;  // the memory is in use
+    if (batch->n != 0 && (used != 0 || !channel_.has_ahead(kSection))) break;  // first these, then more
     status_ = read_part(&taken, &batch->staged);
     --left_parts_;
     if (!status_.ok() || batch->parts[batch->n++].part.bytes() != 0) break;

@@ -40,7 +40,7 @@ class Incoming final : public Helped {
     size_t n = 0;
     uint64_t staged = 0;
   };
-  bool next(Batch* batch);
+  bool next(Batch* batch, Freed* freed);
   Status read_part(Request::Taken* taken, uint64_t* staged);
   bool read_small_part(Request::Taken* taken, size_t* used);
 

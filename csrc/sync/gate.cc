@@ -56,7 +56,18 @@ void Gate::Worker::skip(uint64_t to) {
   skipped.back().end = to;
 }
 
+void Gate::advance(uint64_t made) {
+  made_ = made;
+  count_behind();
+}
+
+void Gate::count_behind() {
+  behind_ = static_cast<size_t>(
+      std::count_if(workers_.begin(), workers_.end(), [&](const Worker& w) { return w.waited && w.clock <= made_; }));
+}
+
 void Gate::recount() {
+  count_behind();
   lowest_ = second_ = kNone;
   at_lowest_ = at_second_ = 0;
   lowest_rank_ = kOutsider;
@@ -86,6 +97,7 @@ bool Gate::close(uint32_t rank, uint64_t clock, double weight, int64_t now_ns) {
   w.clock = clock;
   w.opened_ns = now_ns;
   if (!w.waited) return true;
+  if (before <= made_ && clock > made_) --behind_;
   // Only the last one at the bottom lifts it: everybody is counted again once per iteration of all.
   if (before == lowest_) {
     at_lowest_ > 2 ? static_cast<void>(--at_lowest_) : recount();
@@ -161,6 +173,7 @@ uint64_t Gate::highest() const {
 uint64_t Gate::complete() const {
   if (!known_) return made_;
   if (sync_.number == 0 || lowest_ == kNone) return lowest_ == kNone ? highest() : std::max(made_, lowest_);
+  if (behind_ > sync_.number) return made_;
   std::vector<uint64_t> clocks;
   for (const Worker& w : workers_) {
     if (w.waited) clocks.push_back(w.clock);
@@ -182,7 +195,7 @@ double Gate::weight(uint64_t iteration) const {
 
 void Gate::forget(uint64_t before) {
   for (Worker& w : workers_) {
-    while (!w.closed.empty() && w.closed.front().iteration < before) w.closed.pop_front();
+    std::erase_if(w.closed, [&](const Closed& c) { return c.iteration < before; });
     std::erase_if(w.skipped, [&](const Skipped& s) { return s.end <= before; });
   }
 }

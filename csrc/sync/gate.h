@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -68,7 +67,7 @@ class Gate {
   // How many updates could be made by now.
   uint64_t complete() const;
   // The next update counts as made.
-  void advance(uint64_t made) { made_ = made; }
+  void advance(uint64_t made);
   // What the object's pushes of all workers weigh in an iteration, of those who have closed it here.
   double weight(uint64_t iteration) const;
   // False also for what a view has put the worker past: nobody closed that.
@@ -88,7 +87,7 @@ class Gate {
     bool waited = false;
     uint64_t clock = 0;
     int64_t opened_ns = 0;              // when its present iteration began
-    std::deque<Closed> closed = {};     // under BSP: iterations whose update is not made yet and that have a weight
+    std::vector<Closed> closed = {};    // under BSP: iterations whose update is not made yet and that have a weight
     std::vector<Skipped> skipped = {};  // likewise, iterations that a view has put it past
 
     void skip(uint64_t to);
@@ -102,11 +101,13 @@ class Gate {
   const Worker* find(uint32_t rank) const { return const_cast<Gate*>(this)->find(rank); }
   Worker& add(uint32_t rank, int64_t now_ns);
   void recount();
+  void count_behind();
 
   const Sync sync_;
   bool known_ = false;
   std::vector<Worker> workers_;  // ascending by rank
   uint64_t made_ = 0;
+  size_t behind_ = 0;  // of those who are waited for: how many have not closed the next update
   // Of those who are waited for: the lowest clock and how many have it. If it is one: who, and the same of the others.
   uint64_t lowest_ = kNone, second_ = kNone;
   size_t at_lowest_ = 0, at_second_ = 0;
