@@ -157,8 +157,34 @@ void scale(float* into, float by, size_t n) {
   for (size_t i = 0; i < n; ++i) into[i] *= by;
 }
 
+// Dividing by a power of two is multiplying by another, and takes a fraction of the time.
+float exact_inverse(float by) {
+  uint32_t bits;
+  std::memcpy(&bits, &by, sizeof bits);
+  const uint32_t exponent = bits >> 23, fraction = bits & 0x7fffff;
+  return fraction == 0 && exponent > 1 && exponent < 253 ? 1 / by : 0;
+}
+
 void divide(float* into, float by, size_t n) {
+  if (const float inverse = exact_inverse(by); inverse != 0) return scale(into, inverse, n);
   for (size_t i = 0; i < n; ++i) into[i] /= by;
+}
+
+void mean_of_two(float* WL_RESTRICT into, const Weighed& a, const Weighed& b, float by, size_t n) {
+  const float* WL_RESTRICT const g = a.g;
+  const float* WL_RESTRICT const h = b.g;
+  const float v = a.weight, w = b.weight;
+  if (const float inverse = exact_inverse(by); inverse != 0) {
+    for (size_t i = 0; i < n; ++i) into[i] = (v * g[i] + w * h[i]) * inverse;
+  } else {
+    for (size_t i = 0; i < n; ++i) into[i] = (v * g[i] + w * h[i]) / by;
+  }
+}
+
+void mean(float* into, const Weighed* terms, size_t n_terms, float by, size_t n) {
+  if (n_terms == 2) return mean_of_two(into, terms[0], terms[1], by, n);
+  for (size_t t = 0; t < n_terms; ++t) weigh(into, terms[t].g, terms[t].weight, t != 0, n);
+  divide(into, by, n);
 }
 
 }  // namespace
@@ -179,6 +205,7 @@ const Kernels kKernels = {
     .weigh = weigh,
     .scale = scale,
     .divide = divide,
+    .mean = mean,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,

@@ -49,6 +49,12 @@ struct RuleKernels {
   void (*rows)(const Hyper&, const Rows&);
 };
 
+// A gradient and what it counts.
+struct Weighed {
+  const float* g;
+  float weight;
+};
+
 struct Kernels {
   const char* isa;
   RuleKernels rules[static_cast<size_t>(RuleKind::kCount)];
@@ -59,6 +65,8 @@ struct Kernels {
   void (*weigh)(float* into, const float* g, float weight, bool add, size_t n);  // into = weight * g, or += of it
   void (*scale)(float* into, float by, size_t n);
   void (*divide)(float* into, float by, size_t n);  // what ends a mean
+  // weigh() of each, then divide(), to the bit.
+  void (*mean)(float* into, const Weighed* terms, size_t n_terms, float by, size_t n);
   bool (*finite)(Dtype, const void* in, size_t n);
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);

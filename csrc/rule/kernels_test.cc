@@ -241,6 +241,34 @@ TEST(a_mean_divides_the_same_on_every_instruction_set) {
   }
 }
 
+TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
+  test::Random random(test::seed());
+  for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
+    for (const size_t n_terms : {1, 2, 3, 5}) {
+      std::vector<std::vector<float>> gradients;
+      std::vector<Weighed> terms;
+      for (size_t t = 0; t < n_terms; ++t) gradients.push_back(any_numbers(random, n + 1));
+      for (size_t t = 0; t < n_terms; ++t)
+        terms.push_back({gradients[t].data() + 1, static_cast<float>(1 + random.below(4)) / 2});
+      for (const float by : {1.0f, 2.0f, 0.25f, 3.0f, 0.7f, 1e-38f, 0x1p-126f, 0x1p127f, 0.0f}) {
+        std::vector<float> want(n);
+        for (size_t i = 0; i < n; ++i) {
+          want[i] = terms[0].weight * terms[0].g[i];
+          for (size_t t = 1; t < n_terms; ++t) want[i] += terms[t].weight * terms[t].g[i];
+          want[i] /= by;
+        }
+        for (const Kernels* k : every_isa()) {
+          std::vector<float> got(n), steps(n);
+          k->mean(got.data(), terms.data(), n_terms, by, n);
+          for (size_t t = 0; t < n_terms; ++t) k->weigh(steps.data(), terms[t].g, terms[t].weight, t != 0, n);
+          k->divide(steps.data(), by, n);
+          CHECK(same_bits(got, want) && same_bits(steps, want));
+        }
+      }
+    }
+  }
+}
+
 TEST(layouts_and_names_do_not_depend_on_the_instruction_set) {
   for (const Kernels* k : every_isa()) {
     for (size_t rule = 0; rule < test::kRules; ++rule) {

@@ -292,7 +292,7 @@ bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target) {
   if (!takes_mean(target) || rule_of(target).layout.row_scalars != 0) return false;
   const Cut& cut = target.tensor->cut();
   const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
-  std::vector<Tensor::Term> terms;
+  std::vector<Weighed> terms;
   double weight = 0;
   for (size_t i = 0; i < end; ++i) {
     const Push& p = pushes_[i];

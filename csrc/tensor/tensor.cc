@@ -258,15 +258,16 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
   if (arrays.stream) kernels().fence();
 }
 
-void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Term* terms, size_t n_terms, float weight) {
+void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms, size_t n_terms, float weight) {
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const Step step = rule.prepare(hyper, ++this->shard(shard).count);
   const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
   alignas(64) float mean[kMeanBlock];
+  std::vector<Weighed> here(n_terms);
   for (uint64_t at = 0; at < n; at += kMeanBlock) {
     const uint64_t m = std::min(kMeanBlock, n - at);
-    for (size_t t = 0; t < n_terms; ++t) kernels().weigh(mean, terms[t].g + at, terms[t].weight, t != 0, m);
-    kernels().divide(mean, weight, m);
+    for (size_t t = 0; t < n_terms; ++t) here[t] = {terms[t].g + at, terms[t].weight};
+    kernels().mean(mean, here.data(), n_terms, weight, m);
     Dense d;
     d.w = weights(first + at);
     for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + (first + at - first_);
