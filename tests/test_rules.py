@@ -294,7 +294,7 @@ def test_an_unknown_hyperparameter_is_refused_with_those_there_are(cluster: wl.C
     with pytest.raises(wl.InvalidArgument) as caught:
         push(learning_rate=0.1)
     assert "Adagrad has no hyperparameter 'learning_rate'" in str(caught.value)
-    assert "eps, lr, lr_decay, weight_decay" in str(caught.value)
+    assert "eps, lr, lr_decay, staleness, weight_decay" in str(caught.value)
     assert not pull().any()
 
 
@@ -304,7 +304,7 @@ def test_a_fixed_number_is_refused_with_those_that_travel(cluster: wl.Cluster, w
     with pytest.raises(wl.InvalidArgument) as caught:
         push(initial_accumulator_value=0.1)
     assert "initial_accumulator_value is fixed at creation" in str(caught.value)
-    assert "eps, lr, lr_decay, weight_decay" in str(caught.value)
+    assert "eps, lr, lr_decay, staleness, weight_decay" in str(caught.value)
     assert not pull().any()
 
 
