@@ -391,8 +391,34 @@ static uint64_t clock_asked(const Order& o, const Sync& sync) {
   return waits && (o.part.flags & wire::kEmpty) == 0 ? o.part.clock + 1 : 0;
 }
 
+Waiting::Wants Hosted::wants(const Order& o) const {
+  if (tensor_ == nullptr || o.lying == nullptr || !wants_numbers(o.op()) || (o.part.flags & wire::kWhole) == 0 ||
+      dtype_out(o) != Dtype::kFloat32 || spec_.tensor.dtype != Dtype::kFloat32 || o.part.value != 0)
+    return {};
+  const uint64_t at = tensor_->cut().first_of(o.part.shard) - o.lying->base;
+  return {reinterpret_cast<float*>(o.lying->out) + at, streams(o)};
+}
+
+// The order at hand, beside those that were parked.
+class Present final : public Waiting {
+ public:
+  Present(const Order& order, const Hosted& object) : order_(order), object_(object) {}
+  bool ready(Shard&) override { return true; }
+  bool run(Shard&) override { return true; }
+  Wants wants(uint64_t clock) override {
+    return order_.op() == Op::kPushPull && clock == order_.part.clock + 1 ? object_.wants(order_) : Wants();
+  }
+  void served() override { served_ = true; }
+  bool is_served() const { return served_; }
+
+ private:
+  const Order& order_;
+  const Hosted& object_;
+  bool served_ = false;
+};
+
 // With the turn: the order closes its iteration here, or says that it has closed those before.
-void Hosted::close(const Order& o, Shard& shard, bool refused) {
+void Hosted::close(const Order& o, Shard& shard, bool refused, bool* has_read) {
   Gate& gate = *shard.gate;
   const int64_t now = os::now_ns();
   bool moved = false;
@@ -404,7 +430,9 @@ void Hosted::close(const Order& o, Shard& shard, bool refused) {
   }
   if (!moved || !gate.sync().rounds()) return;
   if (shard.staged != nullptr) static_cast<Rounds&>(*shard.staged).fold(gate, target(o.part.shard));
-  make_updates(shard, target(o.part.shard));
+  Present own(o, *this);
+  make_updates(shard, target(o.part.shard), refused ? nullptr : &own);
+  if (own.is_served()) *has_read = true;
   company_.room->changed();
 }
 
@@ -476,7 +504,7 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
     if (o.op() == Op::kPushPull) record.seen = shard.version;
     *has_read = gate == nullptr || !gate->sync().rounds();
   }
-  if (gate != nullptr) close(o, shard, !status->ok());
+  if (gate != nullptr) close(o, shard, !status->ok(), has_read);
   if (!used()) used_.store(true, std::memory_order_relaxed);
   if (!status->ok() || o.op() == Op::kErase) record.keep(o.part.sequence, *status, reply->part.value);
   return waits ? Ran::kGated : Ran::kDone;
@@ -491,14 +519,14 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   Record& record = shard.records.of(o.session, o.header.session);
   Gate* const gate = shard.gate.get();
   Status status = checked;
-  bool has_read = false;
+  bool has_read = stage == kServed;
   if (!o.pushes()) {
     if (o.part.sequence > record.sequence) return Ran::kEarly;
     if (o.op() == Op::kClose && status.ok() && gate != nullptr && !company_.crowd->given_up(o.header.session))
-      close(o, shard, false);
+      close(o, shard, false, &has_read);
   } else {
-    Admission admission = stage == kTaken ? Admission::kRepeat : record.admit(o.part.sequence);
-    if (admission != Admission::kApply && stage != kTaken && broken(Break::kSequence)) admission = Admission::kApply;
+    Admission admission = stage >= kTaken ? Admission::kRepeat : record.admit(o.part.sequence);
+    if (admission != Admission::kApply && stage < kTaken && broken(Break::kSequence)) admission = Admission::kApply;
     switch (admission) {
       case Admission::kGap: return Ran::kEarly;
       case Admission::kRepeat:

@@ -107,11 +107,14 @@ class Hosted {
     kFresh,
     kParked,  // what it brings has waited already, and may take room beyond the limit
     kTaken,   // its push has been taken: it waited at the gate
+    kServed,  // and what it wants was written
   };
   Ran run(const Order& order, Shard& shard, const Status& checked, std::byte* out, Reply* reply, Stage stage = kFresh);
   // With the turn: a pull of a whole shard as it is can be answered from where its weights lie. Nullptr: it is no such
   // pull, or must wait.
   const std::byte* peek(const Order& order, Shard& shard, Reply* reply) const;
+  // Where a checked order wants a whole shard's weights as they are stored, in its client's own memory.
+  Waiting::Wants wants(const Order& order) const;
   // The refusal of an order for a shard that has never been here.
   void turn_away(const Order& order, Reply* reply) const;
 
@@ -160,7 +163,7 @@ class Hosted {
   Status refused(Code code, const std::string& why) const;
   void add_gate(Shard& shard);
   uint64_t seen(const Order& order, const Shard& shard) const;
-  void close(const Order& order, Shard& shard, bool refused);
+  void close(const Order& order, Shard& shard, bool refused, bool* has_read);
   Ran push(const Order& order, Shard& shard, Record& record, Status* status, std::byte* out, Reply* reply, Stage stage,
            bool* has_read);
   bool contribute(const Order& order, Shard& shard, Stage stage);

@@ -32,7 +32,7 @@ class ParkedOrder final : public Waiting {
   }
 
   bool ready(Shard& shard) override {
-    if (stage_ == Hosted::kTaken) return shard.gate == nullptr || shard.gate->opens(order_.rank, asked_, os::now_ns());
+    if (gated()) return shard.gate == nullptr || shard.gate->opens(order_.rank, asked_, os::now_ns());
     return shard.records.of(order_.session, order_.header.session).sequence >= after_;
   }
   bool run(Shard& shard) override {
@@ -45,10 +45,14 @@ class ParkedOrder final : public Waiting {
     reply_.part.term = order_.part.term;
     std::byte* const out = order_.lying != nullptr ? lying_.out : out_.data();
     const Ran ran = object_->run(order_, shard, checked_, out, &reply_, stage_);
-    if (ran == Ran::kGated && stage_ != Hosted::kTaken) stop_at_gate(shard);
-    if (ran == Ran::kDone && stage_ == Hosted::kTaken) say_how_long();
+    if (ran == Ran::kGated && !gated()) stop_at_gate(shard);
+    if (ran == Ran::kDone && gated()) say_how_long();
     return ran == Ran::kDone;
   }
+  Wants wants(uint64_t clock) override {
+    return stage_ == Hosted::kTaken && clock == asked_ && checked_.ok() ? object_->wants(order_) : Wants();
+  }
+  void served() override { stage_ = Hosted::kServed; }
   wire::Header frame() const {
     wire::Header frame = order_.header;
     frame.op = static_cast<uint8_t>(order_.frame_op);
@@ -65,7 +69,7 @@ class ParkedOrder final : public Waiting {
   uint64_t request() const { return order_.header.request; }
   const std::shared_ptr<Hosted>& object() const { return object_; }
   const Order& order() const { return order_; }
-  bool gated() const { return stage_ == Hosted::kTaken; }
+  bool gated() const { return stage_ >= Hosted::kTaken; }
   uint64_t asked() const { return asked_; }
   int64_t since_ns() const { return since_ns_; }
   bool is_from(const Connection* connection) const { return from_.get() == connection; }

@@ -287,7 +287,7 @@ Status Rounds::apply(const Target& target, double weight) {
 }
 
 // The usual case: every worker pushed the whole shard once, and nothing was added up yet. The same sums in one pass.
-bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target) {
+bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting) {
   if (sum_.any || end == 0 || target.tensor == nullptr || target.tensor->spec().dtype != Dtype::kFloat32) return false;
   if (!takes_mean(target) || rule_of(target).layout.row_scalars != 0) return false;
   const Cut& cut = target.tensor->cut();
@@ -303,16 +303,26 @@ bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target) {
     weight += p.weight;
   }
   const double all = gate.weight(gate.made());
+  std::vector<Tensor::Copy> copies;
+  for (Waiting* const w : waiting) {
+    const Waiting::Wants wants = w->wants(gate.made() + 1);
+    if (wants.out == nullptr) continue;
+    copies.push_back({wants.out, wants.stream});
+    w->served();
+  }
   target.tensor->apply_mean(target.shard, pushes_[0].hyper, terms.data(), terms.size(),
-                            static_cast<float>(all > 0 ? all : weight));
+                            static_cast<float>(all > 0 ? all : weight), copies);
   return true;
 }
 
-void Rounds::make(const Gate& gate, const Target& target, Shard& shard) {
+void Rounds::make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own) {
   const uint64_t iteration = gate.made();
   size_t end = 0;
   while (end < pushes_.size() && pushes_[end].iteration <= iteration) ++end;
-  if (make_at_once(end, gate, target)) {
+  std::vector<Waiting*> waiting;
+  if (last && own != nullptr) waiting.push_back(own);
+  if (last) shard.parked.each([&](Waiting& w) { waiting.push_back(&w); });
+  if (make_at_once(end, gate, target, waiting)) {
     ++shard.version;
     pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
     return;
@@ -484,7 +494,7 @@ Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const 
   return {};
 }
 
-void make_updates(Shard& shard, const Target& target) {
+void make_updates(Shard& shard, const Target& target, Waiting* own) {
   Gate& gate = *shard.gate;
   auto* const rounds = static_cast<Rounds*>(shard.staged.get());
   const uint64_t complete = gate.complete();
@@ -494,7 +504,7 @@ void make_updates(Shard& shard, const Target& target) {
     const uint64_t next = rounds != nullptr ? rounds->first(gate) : Gate::kNone;
     gate.advance(std::min(next, complete));
     if (next >= complete) break;
-    rounds->make(gate, target, shard);
+    rounds->make(gate, target, shard, gate.made() + 1 == complete, own);
     gate.advance(gate.made() + 1);
   }
   gate.forget(gate.made());

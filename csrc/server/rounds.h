@@ -66,8 +66,9 @@ class Rounds final : public Staged {
   // One of them, at the shard's new place; its memory counts against `room`.
   Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, Room* room);
 
-  // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while.
-  void make(const Gate& gate, const Target& target, Shard& shard);
+  // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while. `last`:
+  // none follows, and who waits for it may be served.
+  void make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own);
   Status error(uint64_t iteration) const;
   const std::vector<Push>& waiting() const { return pushes_; }  // what is not in the running sum
   // The first iteration there is anything for; Gate::kNone when there is none.
@@ -94,7 +95,7 @@ class Rounds final : public Staged {
     RowSum rows;
   };
 
-  bool make_at_once(size_t end, const Gate& gate, const Target& target);
+  bool make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting);
   void insert(Push push);
   void add_worker(size_t begin, size_t end, const Target& target);
   template <class T>
@@ -108,8 +109,8 @@ class Rounds final : public Staged {
   std::vector<std::pair<uint64_t, Status>> errors_;
 };
 
-// With the turn: makes every update that is complete.
-void make_updates(Shard& shard, const Target& target);
+// With the turn: makes every update that is complete. `own`: somebody who has not been parked.
+void make_updates(Shard& shard, const Target& target, Waiting* own = nullptr);
 
 // With the turn: a worker inside this process has closed everything before `clock`. Whoever waited for that goes on.
 void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t clock, double weight);

@@ -19,6 +19,12 @@ struct Shard;
 // A request that waits. With the shard's turn:
 class Waiting {
  public:
+  // Where it wants a whole shard's weights, if that is all it waits for; past the cache, where they are many.
+  struct Wants {
+    float* out = nullptr;
+    bool stream = false;
+  };
+
   Waiting() = default;
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
@@ -26,6 +32,10 @@ class Waiting {
 
   virtual bool ready(Shard& shard) = 0;  // whether what it waited for has come
   virtual bool run(Shard& shard) = 0;    // false: it waits for something else now
+  // Whoever makes the update it waits for, the one before this clock, may write the weights there while it has them at
+  // hand, and calls served().
+  virtual Wants wants(uint64_t) { return {}; }
+  virtual void served() {}
 };
 
 class Parked {
@@ -73,6 +83,11 @@ class Parked {
   }
   template <class Visit>
   void each(Visit visit) const {
+    if (empty()) return;
+    for (const auto& w : *all_) visit(*w);
+  }
+  template <class Visit>
+  void each(Visit visit) {
     if (empty()) return;
     for (const auto& w : *all_) visit(*w);
   }

@@ -13,7 +13,8 @@ namespace {
 
 // How many numbers are converted at once.
 constexpr uint64_t kBlock = 1024;
-constexpr uint64_t kMeanBlock = 2048;  // a mean stays in the first-level cache
+// So few that a processor reads ahead of the gradients while it still writes the weights: all streams flow at once.
+constexpr uint64_t kMeanBlock = 256;
 
 // Keeps arrays off power-of-two distances.
 constexpr uint64_t kStagger = 64 * 67;
@@ -258,7 +259,8 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
   if (arrays.stream) kernels().fence();
 }
 
-void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms, size_t n_terms, float weight) {
+void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms, size_t n_terms, float weight,
+                        const std::vector<Copy>& copies) {
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const Step step = rule.prepare(hyper, ++this->shard(shard).count);
   const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
@@ -273,8 +275,17 @@ void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms
     for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + (first + at - first_);
     d.g = mean;
     d.n = m;
+    if (!copies.empty()) {
+      d.out = copies[0].to + at;
+      d.stream = copies[0].stream;
+    }
     rule.dense(step, d);
+    for (size_t c = 1; c < copies.size(); ++c) {
+      copies[c].stream ? kernels().stream(copies[c].to + at, d.w, m * sizeof(float))
+                       : static_cast<void>(std::memcpy(copies[c].to + at, d.w, m * sizeof(float)));
+    }
   }
+  if (std::any_of(copies.begin(), copies.end(), [](const Copy& c) { return c.stream; })) kernels().fence();
 }
 
 void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const {
