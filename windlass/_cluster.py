@@ -431,8 +431,9 @@ class Cluster:
 
         ``with cluster.step() as s: s.push_pull(w, grad, out=out); rows = s.pull(table, keys)``. At its end everything
         leaves as one request per server, in order, the worker's iteration is closed (``tick()``), and all of it is
-        waited for. A block that raises sends nothing. If a request fails, its error is raised when the others are done;
-        where it could not even be sent, the iteration is not closed.
+        waited for. It is one iteration, also where several pushes are to the same object. A block that raises sends
+        nothing. If a request fails, its error is raised when the others are done; where it could not even be sent, the
+        iteration is not closed.
         """
         # Where a scheduler watches, a wait at a gate has no limit; a server that hangs is given up by it.
         patience = self._timeout if self._attendance is None else _FOREVER_SECONDS

@@ -71,6 +71,9 @@ class Call : public Work {
   // kCancelled.
   bool take_back();
 
+  // A push that does not close its iteration and is answered after that: its caller closes before it waits.
+  virtual bool waits_for_close() const { return false; }
+
   std::string what() const { return what_.text(); }
   Seen seen();                                // of finished work
   void note_wait(int64_t ns, uint32_t rank);  // at a gate

@@ -68,7 +68,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                 .flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0)),
                 .bytes = erase_ ? groups_.total() * sizeof(uint64_t) : rows,
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .patient = waits_for_update() && arrays_.out == nullptr,
+                .patient = waits_for_close(),
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},

@@ -48,7 +48,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
                 .bytes = bytes(),
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .patient = waits_for_update() && arrays_.out == nullptr,
+                .patient = waits_for_close(),
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},

@@ -30,6 +30,11 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
 
 bool TableCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
 
+bool TableCall::waits_for_close() const {
+  const Sync& sync = client_->sync();
+  return pushes_ && !closes_ && (sync.rounds() || (sync.gated() && arrays_.out != nullptr));
+}
+
 bool TableCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TableCall::begin_iteration() {
@@ -209,7 +214,7 @@ What TableClient::what(const TableRequest& r) const {
   return {verb, "table", name_};
 }
 
-Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
+Status TableClient::make(const TableRequest& r, Ref<TableCall>* out) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
@@ -220,8 +225,13 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
     return Status(Code::kResourceExhausted, w.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
-  return call->start(r.in, r.out, how, deadline_ns);
+  return {};
+}
+
+Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(make(r, out));
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
+  return (*out)->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {

@@ -30,6 +30,7 @@ class TableCall : public Call {
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
   bool ok() const { return groups_.ok(); }
   const std::vector<uint32_t>& shards() const { return shards_; }
+  bool waits_for_close() const override;
 
  protected:
   TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
@@ -65,6 +66,8 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   What what(const TableRequest& request) const;
   // Ok when the request fits the table.
   Status check(const TableRequest& request, const What& what) const;
+  // A request that is checked; begin_push() and (*call)->start() begin it.
+  Status make(const TableRequest& request, Ref<TableCall>* call);
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   Status rows(int64_t deadline_ns, uint64_t* out);

@@ -46,6 +46,11 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
 
 bool TensorCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
 
+bool TensorCall::waits_for_close() const {
+  const Sync& sync = client_->sync();
+  return pushes_ && !closes_ && (sync.rounds() || (sync.gated() && arrays_.out != nullptr));
+}
+
 bool TensorCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TensorCall::begin_iteration() {
@@ -339,16 +344,20 @@ What TensorClient::what(const TensorRequest& r) const {
   return {r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", name_};
 }
 
-Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
+Status TensorClient::make(const TensorRequest& r, Ref<TensorCall>* out) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
   WL_RETURN_IF_ERROR(check(r, w));
-  const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
-                                        : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
-  *out = call;
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
-  return call->start(r.in, r.out, how, deadline_ns);
+  *out = remote() ? make_remote_call(shared_from_this(), w, r)
+                  : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
+  return {};
+}
+
+Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(make(r, out));
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
+  return (*out)->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {

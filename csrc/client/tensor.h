@@ -71,6 +71,7 @@ class TensorCall : public Call {
 
  public:
   const std::vector<uint32_t>& shards() const { return shards_; }
+  bool waits_for_close() const override;
 
  private:
   void add(uint64_t first, uint64_t n, uint64_t at);
@@ -94,6 +95,8 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   What what(const TensorRequest& request) const;
   // Ok when the request fits the tensor.
   Status check(const TensorRequest& request, const What& what) const;
+  // A request that is checked; begin_push() and (*call)->start() begin it.
+  Status make(const TensorRequest& request, Ref<TensorCall>* call);
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.
