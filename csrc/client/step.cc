@@ -58,6 +58,7 @@ class StepCall final : public Work, public Remote {
     bool closes = false;
     double weight = 1;
     Iteration iteration;
+    std::vector<uint64_t> closed;  // of a pull, at each shard, where its worker's clock is lower
     wire::StepItem item;
   };
   struct Part {
@@ -190,6 +191,8 @@ Status StepCall::start(int64_t deadline_ns) {
         entry.iteration = entry.tensor->iteration_of_push(all_shards(*entry.tensor), entry.closes, entry.weight);
       } else {
         entry.iteration.clock = session_->clock();
+        if (entry.tensor->sync().gated())
+          entry.closed = entry.tensor->closed_beyond(all_shards(*entry.tensor), entry.iteration.clock);
       }
     }
     number([&](uint32_t, Trip::Part* p) {
@@ -198,6 +201,7 @@ Status StepCall::start(int64_t deadline_ns) {
       uint64_t& sent = entry.tensor->progress()->sent[part.shard];
       p->sequence = entry.in != nullptr ? ++sent : sent;
       p->clock = entry.iteration.clock;
+      if (!entry.closed.empty()) p->clock = std::max(p->clock, entry.closed[part.shard]);
     });
     submit(this);
   }

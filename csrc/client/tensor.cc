@@ -56,6 +56,7 @@ bool TensorCall::would_deadlock() const { return waits_for_update() && client_->
 void TensorCall::begin_iteration() {
   if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
   asked_ = pushes_ ? iteration_.clock + 1 : session().clock();
+  if (!pushes_) closed_ = client_->closed_beyond(shards_, asked_);
 }
 
 // Cuts [first, first + n) of the tensor, which is at `at` in the caller's arrays, by shard.
@@ -150,11 +151,15 @@ class LocalTensorCall final : public TensorCall {
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
   Status pass(uint32_t part) override;
+  void skip(uint32_t part) override {
+    client_->skip_in_turn({&client_->tensor(), nullptr, shards_[part]}, client_->tensor().shard(shards_[part]),
+                          iteration_);
+  }
   void leave_gate(uint32_t part) override { Call::leave_gate(client_->tensor().shard(shards_[part]), part); }
   bool may_leave_gate() const override { return !pushes_; }
   std::string stuck() const override {
     for (uint32_t part = 0; part < shards_.size(); ++part) {
-      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked_);
+      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked(part));
     }
     return "";
   }
@@ -191,10 +196,10 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
         [&](bool at_once) { return contribution(part, kept, at_once); }));
     if (arrays_.out == nullptr && !waits_for_update()) return {};
   }
-  if (shard.gate != nullptr && stop_at_gate(part, shard, asked_)) return {};
+  if (shard.gate != nullptr && stop_at_gate(part, shard, asked(part))) return {};
   if (!late && pushes_) {
     if (!repeats_.empty() && answers()) read_repeats(index);
-    look(shard, asked_);
+    look(shard, asked(part));
     if (versioned_) versions_[index] = shard.version + 1;
     return {};
   }
@@ -212,7 +217,7 @@ Status LocalTensorCall::pass(uint32_t part) {
       tensor.read(spans(part), span_count(part), arrays_);
       changed_.store(true, std::memory_order_relaxed);
     }
-    look(shard, asked_);
+    look(shard, asked(part));
   }
   if (versioned_) versions_[index] = shard.version + 1;
   return {};
