@@ -26,7 +26,7 @@ from windlass._settings import load as load_settings
 from windlass._settings import token_of
 from windlass._slots import Slots
 from windlass._step import Step
-from windlass._sync import ASP, BSP, Sync, parse_sync
+from windlass._sync import ASP, BSP, OVERDUE_SECONDS, Sync, parse_sync
 from windlass._table import Table
 from windlass._tensor import Tensor
 
@@ -148,6 +148,7 @@ def connect(
     if memory_bytes_max is not None and not (is_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, 2**64 - 1 if memory_bytes_max is None else memory_bytes_max)
+    engine.set_overdue(OVERDUE_SECONDS)
     return Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy)
 
 
@@ -431,8 +432,9 @@ class Cluster:
 
         ``with cluster.step() as s: s.push_pull(w, grad, out=out); rows = s.pull(table, keys)``. At its end everything
         leaves as one request per server, in order, the worker's iteration is closed (``tick()``), and all of it is
-        waited for. A block that raises sends nothing. If a request fails, its error is raised when the others are done;
-        where it could not even be sent, the iteration is not closed.
+        waited for. It is one iteration, also where several pushes are to the same object. A block that raises sends
+        nothing. If a request fails, its error is raised when the others are done; where it could not even be sent, the
+        iteration is not closed.
         """
         # Where a scheduler watches, a wait at a gate has no limit; a server that hangs is given up by it.
         patience = self._timeout if self._attendance is None else _FOREVER_SECONDS

@@ -80,6 +80,11 @@ class Engine:
     def on(links: Links, arena_of: Engine | None) -> Engine:
         """On servers elsewhere."""
 
+    def set_overdue(self, seconds: float) -> None:
+        """
+        Whoever waits at a gate inside the process for so long logs for whom, and again after as long.
+        """
+
     def empty(self, shape: Sequence[int], dtype: Dtype) -> NDArray:
         """A registered array, not zeroed."""
 

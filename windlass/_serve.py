@@ -29,11 +29,11 @@ from windlass._errors import InvalidArgument, Timeout
 from windlass._handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, receive, side_door
 from windlass._move import Arrivals
 from windlass._move import Host as MovingHost
+from windlass._sync import OVERDUE_SECONDS
 
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
 CLOSE_SECONDS = 5.0
-OVERDUE_SECONDS = 30.0  # a wait of so long is worth a line, and again after as long
 _OVERDUE_EVERY_SECONDS = 1.0
 _BACKLOG = 1024
 _PAUSE_SECONDS = 0.1

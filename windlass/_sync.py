@@ -18,6 +18,7 @@ from typing import TypeVar
 from windlass._errors import InvalidArgument
 
 T = TypeVar("T")
+OVERDUE_SECONDS = 30.0  # a wait of so long is worth a line in the log, and again after as long
 _WHOLE_MAX = 2**32 - 1
 _EXAMPLES = "bsp, bsp:1, ssp:3, asp or maxdelay:0.5"
 _ASP, _BSP, _SSP, _MAX_DELAY = range(4)  # as the core counts them

@@ -59,6 +59,7 @@ inline constexpr size_t kLanes = 2;                        // per worker and ser
 inline constexpr size_t kBulkBytesMin = size_t{64} << 10;  // from here on a request is bulk
 inline constexpr uint32_t kConnectionsMax = 8192;          // of a server
 inline constexpr size_t kGuestsMax = 4096;                 // sessions of a server that are remembered, connected or not
+inline constexpr size_t kGivenUpMax = 4096;                // workers of an app that are known to have been given up
 inline constexpr uint32_t kWindowMax = 128;                // requests without an answer, per server
 inline constexpr uint64_t kParkedBytesMax = uint64_t{64} << 20;    // pushes that wait for earlier ones, per server
 inline constexpr size_t kParkedMax = 1024;                         // the same in number, per shard

@@ -53,6 +53,19 @@ nb::ndarray<nb::numpy> empty(const std::shared_ptr<Engine>& engine, const std::v
   return nb::ndarray<nb::numpy>(block, shape.size(), shape.data(), owner, nullptr, dlpack_of(dtype));
 }
 
+// A line in the log of the process, from a thread without the GIL. Nothing of Python's is kept for it: the last that an
+// engine is needed for may end on a thread of its own, when the interpreter has gone.
+void log_overdue(const std::string& line) {
+  nb::gil_scoped_acquire acquire;
+  try {
+    nb::module_::import_("logging").attr("getLogger")("windlass").attr("warning")("embedded: %s", line);
+  } catch (nb::python_error& error) {
+    // An interrupt is for whoever waits, once that is over.
+    if (error.matches(PyExc_KeyboardInterrupt)) return PyErr_SetInterrupt();
+    error.discard_as_unraisable("windlass");
+  }
+}
+
 // Takes the turn of one shard and keeps it until released: a server that is busy with it, for tests.
 class Hold {
  public:
@@ -126,6 +139,13 @@ void bind_engine(nb::module_& m) {
             return std::make_shared<Engine>(std::move(links), arena_of);
           },
           nb::arg("links"), nb::arg("arena_of").none(), "On servers elsewhere.")
+      .def(
+          "set_overdue",
+          [](Engine& e, double seconds) {
+            e.set_overdue({.every_ns = static_cast<int64_t>(seconds * 1e9), .say = log_overdue});
+          },
+          nb::arg("seconds"),
+          "Whoever waits at a gate inside the process for so long logs for whom, and again after as long.")
       .def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "A registered array, not zeroed.")
       .def(
           "registered",

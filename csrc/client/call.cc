@@ -1,5 +1,7 @@
 #include "client/call.h"
 
+#include <algorithm>
+
 #include "client/local_gate.h"
 
 #include "tensor/tensor.h"
@@ -101,10 +103,31 @@ Status Call::wait(int64_t deadline_ns) {
                                             ": under BSP it is applied when every worker has closed the iteration, " +
                                             "and this one has not; call tick() first");
   }
-  if (!wait_until(deadline_ns))
+  if (!wait_and_tell(deadline_ns))
     return Status(Code::kTimeout, what() + ": not done in time" + where() + "; it goes on and can be waited for again");
   bits_.fetch_or(kSeen, std::memory_order_acq_rel);
   return named(status());
+}
+
+// Waits, and says for whom where that lasts. Whoever waits has a thread: no other is needed, and none while nobody
+// does.
+bool Call::wait_and_tell(int64_t deadline_ns) {
+  const Engine::Overdue& overdue = session_->engine().overdue();
+  if (overdue.say == nullptr) return wait_until(deadline_ns);
+  std::atomic<int64_t>& told_ns = session_->told_ns();
+  for (;;) {
+    const int64_t since = gated_ns_.load(std::memory_order_acquire);
+    int64_t told = told_ns.load(std::memory_order_acquire);
+    const int64_t next = (since != 0 ? std::max(since, told) : os::now_ns()) + overdue.every_ns;
+    if (wait_until(std::min(deadline_ns, next))) return true;
+    const int64_t now = os::now_ns();
+    // Another thread of this worker may have said it; and the gate may have opened at this moment.
+    if (since != 0 && now >= next && told_ns.compare_exchange_strong(told, now, std::memory_order_acq_rel)) {
+      if (const std::string at = stuck(); !at.empty())
+        overdue.say(what() + " has waited for " + std::to_string((now - since) / 1'000'000'000) + " s: " + at);
+    }
+    if (now >= deadline_ns) return false;
+  }
 }
 
 // The worst of what was seen at its shards.
@@ -143,6 +166,8 @@ bool Call::stop_at_gate(uint32_t part, Shard& shard, uint64_t asked) {
   std::unique_ptr<Waiting> waiting = std::make_unique<LocalGate>(
       Ref<Call>(this), part, *session_->engine().server().crowd(), *shard.gate, rank, asked);
   (void)shard.parked.park(&waiting, true);
+  int64_t never = 0;
+  gated_ns_.compare_exchange_strong(never, os::now_ns(), std::memory_order_acq_rel);
   wait_at_gate(part);
   return true;
 }

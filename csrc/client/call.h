@@ -71,6 +71,9 @@ class Call : public Work {
   // kCancelled.
   bool take_back();
 
+  // A push that does not close its iteration and is answered after that: its caller closes before it waits.
+  virtual bool waits_for_close() const { return false; }
+
   std::string what() const { return what_.text(); }
   Seen seen();                                // of finished work
   void note_wait(int64_t ns, uint32_t rank);  // at a gate
@@ -117,11 +120,13 @@ class Call : public Work {
   std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
   std::atomic<bool> answers_{true};
   std::atomic<bool> taken_back_{false};  // all of it
+  std::atomic<int64_t> gated_ns_{0};     // since when it waits at a gate inside the process; 0: it does not
   std::mutex seen_mutex_;
   Seen seen_;
   bool has_seen_ = false;
   // Whichever of finished() and drop() comes second sees the other's bit, and reports the error unless it was seen.
   enum Bit : uint8_t { kFinished = 1, kSeen = 2, kDropped = 4 };
+  bool wait_and_tell(int64_t deadline_ns);
   std::string where() const;
   Status named(const Status& status) const;
   void mark(Bit bit, uint8_t other);

@@ -282,7 +282,7 @@ bool Session::has_open_pushes() {
 Status Session::leave(int64_t deadline_ns) {
   if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
   if (engine_->links() == nullptr) {
-    engine_->server().leave(rank_, world_size_);
+    engine_->server().leave(rank_, world_size_, incarnation_);
     return {};
   }
   {

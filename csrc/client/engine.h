@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,6 +60,15 @@ class Engine : public std::enable_shared_from_this<Engine> {
     return kept_bytes_.load(std::memory_order_relaxed) + bytes > limits::kKeptBytesMax;
   }
 
+  // Inside the process nobody watches the gates: who waits at one says itself for whom, every so often. Set before
+  // anybody can wait.
+  struct Overdue {
+    int64_t every_ns = 0;
+    std::function<void(const std::string& line)> say;
+  };
+  void set_overdue(Overdue overdue) { overdue_ = std::move(overdue); }
+  const Overdue& overdue() const { return overdue_; }
+
   // Requests under way, so that close() can wait for them.
   Status enter();
   void leave();
@@ -75,6 +85,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::atomic<uint64_t> kept_bytes_{0};
   std::atomic<uint32_t> kept_releases_{0};  // for who waits for room
   std::atomic<uint32_t> kept_waiters_{0};
+  Overdue overdue_;
 };
 
 // The error of a request whose future nobody looked at. The next call on the object, tick() or close() raises it.
@@ -138,6 +149,8 @@ class Session : public std::enable_shared_from_this<Session> {
   bool has_open_pushes();                             // that wait for an iteration which this worker has not closed
   uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
+  // When it was last said for whom this worker waits; whoever changes that says it.
+  std::atomic<int64_t>& told_ns() { return told_ns_; }
 
   std::mutex& order_mutex() { return order_mutex_; }  // held while pushes to servers elsewhere are numbered and queued
 
@@ -162,6 +175,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const uint64_t incarnation_;
   std::atomic<uint64_t> clock_{0}, catch_up_{0};
   std::atomic<bool> left_{false};
+  std::atomic<int64_t> told_ns_{0};
   Unseen unseen_;  // of closes
   std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;

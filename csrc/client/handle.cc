@@ -61,6 +61,16 @@ Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool cl
   return {clock, closes, weight, progress_->weight};
 }
 
+std::vector<uint64_t> Handle::closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const {
+  if (!sync_.gated()) return {};
+  std::vector<uint64_t> closed;
+  std::lock_guard lock(session_->clock_mutex());
+  const std::vector<uint64_t>& all = progress_->closed;
+  if (std::none_of(shards.begin(), shards.end(), [&](uint32_t s) { return all[s] > clock; })) return {};
+  for (const uint32_t s : shards) closed.push_back(all[s]);
+  return closed;
+}
+
 bool Handle::is_open(const std::vector<uint32_t>& shards, uint64_t clock) const {
   std::lock_guard lock(session_->clock_mutex());
   return std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] <= clock; });

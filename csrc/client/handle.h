@@ -63,6 +63,14 @@ class Handle {
     return status;
   }
 
+  // The same for a push that was taken back before its turn: it still closes what the session counts as closed.
+  void skip_in_turn(const Target& target, Shard& shard, const Iteration& iteration) {
+    if (shard.gate == nullptr || !iteration.closes) return;
+    shard.records.of(session_->number()).close(iteration.clock + 1);
+    close_in_turn(target, shard, session_->rank_at_gates(), iteration.clock + 1,
+                  iteration.object_weight - iteration.weight);
+  }
+
   // Where the shards are, when the servers are elsewhere.
   bool remote() const { return !map_.runs.empty() || map_.object != 0; }
   const Map& map() const { return map_; }  // as it was when the object was made
@@ -73,6 +81,9 @@ class Handle {
   Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns);
   // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere.
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
+  // For a pull, which waits for what its worker has closed already: the clock of each shard, or nothing where none is
+  // beyond the worker's.
+  std::vector<uint64_t> closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const;
   // Whether the worker has not closed this iteration at some of the shards.
   bool is_open(const std::vector<uint32_t>& shards, uint64_t clock) const;
   const Sync& sync() const { return sync_; }

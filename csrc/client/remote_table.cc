@@ -68,7 +68,7 @@ class RemoteTableCall final : public TableCall, public Remote {
                 .flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0)),
                 .bytes = erase_ ? groups_.total() * sizeof(uint64_t) : rows,
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .patient = waits_for_update() && arrays_.out == nullptr,
+                .patient = waits_for_close(),
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
@@ -91,7 +91,7 @@ class RemoteTableCall final : public TableCall, public Remote {
       if (waits_for_update()) write_weights(hyper_, iteration_, places ? &sharing_.places : nullptr);
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = numbered ? ++sent[shard] : sent[shard];
-        part->clock = pushes_ ? iteration_.clock : asked_;
+        part->clock = pushes_ ? iteration_.clock : asked(part->part);
       });
       submit(this);
     }
@@ -157,7 +157,7 @@ class RemoteTableCall final : public TableCall, public Remote {
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override {
-    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked_, client_->sync());
+    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked(part), client_->sync());
     if (erase_) erased_.fetch_add(answer.value, std::memory_order_relaxed);
     if (lies) return landed_in_place(part, answer);
     if (arrays_.out == nullptr) return {};

@@ -48,7 +48,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
                 .bytes = bytes(),
                 .hyper = pushes_ ? &hyper_ : nullptr,
-                .patient = waits_for_update() && arrays_.out == nullptr,
+                .patient = waits_for_close(),
                 .deadline_ns = deadline_ns,
                 .places = places ? &sharing_.places : nullptr,
                 .segments = sharing_.segments},
@@ -63,7 +63,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       if (waits_for_update()) write_weights(hyper_, iteration_, places ? &sharing_.places : nullptr);
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = pushes_ ? ++sent[shard] : sent[shard];
-        part->clock = pushes_ ? iteration_.clock : asked_;
+        part->clock = pushes_ ? iteration_.clock : asked(part->part);
       });
       submit(this);
     }
@@ -113,7 +113,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   }
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override {
-    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked_, client_->sync());
+    if (arrays_.out != nullptr || waits_for_update()) note_answer(answer, items, asked(part), client_->sync());
     const bool changed = (answer.flags & wire::kUnchanged) == 0;
     if (lies && answer.numbers_bytes != 0)
       return Status(Code::kProtocolError, "shard " + std::to_string(answer.shard) + " has numbers of its own");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <unordered_set>
 
 #include "client/remote.h"
 
@@ -18,6 +19,12 @@ class StepCall final : public Work, public Remote {
   // Lends the arrays and sends everything.
   Status start(int64_t deadline_ns);
   Status finish(int64_t deadline_ns);
+
+  static std::vector<uint32_t> all_shards(const TensorClient& tensor) {
+    std::vector<uint32_t> shards(tensor.cut().shards);
+    std::iota(shards.begin(), shards.end(), 0u);
+    return shards;
+  }
 
   // Work.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
@@ -51,6 +58,7 @@ class StepCall final : public Work, public Remote {
     bool closes = false;
     double weight = 1;
     Iteration iteration;
+    std::vector<uint64_t> closed;  // of a pull, at each shard, where its worker's clock is lower
     wire::StepItem item;
   };
   struct Part {
@@ -58,11 +66,6 @@ class StepCall final : public Work, public Remote {
   };
   void find_places(Entry* entry, std::vector<std::shared_ptr<const Segment>>* segments);
   void make_trips(int64_t deadline_ns);
-  static std::vector<uint32_t> all_shards(const Entry& entry) {
-    std::vector<uint32_t> shards(entry.tensor->cut().shards);
-    std::iota(shards.begin(), shards.end(), 0u);
-    return shards;
-  }
   uint64_t elements(const Part& part) const {
     const Cut& cut = entries_[part.entry].tensor->cut();
     return cut.end_of(part.shard) - cut.first_of(part.shard);
@@ -154,9 +157,6 @@ void StepCall::make_trips(int64_t deadline_ns) {
 
 Status StepCall::start(int64_t deadline_ns) {
   Engine& engine = session_->engine();
-  for (const Entry& entry : entries_) {
-    if (entry.in != nullptr) WL_RETURN_IF_ERROR(entry.tensor->begin_push(all_shards(entry), deadline_ns));
-  }
   WL_RETURN_IF_ERROR(engine.enter());
   for (const bool in : {true, false}) {  // neighbours in memory are lent as one
     for (const Entry& entry : entries_) {
@@ -188,9 +188,11 @@ Status StepCall::start(int64_t deadline_ns) {
     std::lock_guard lock(session_->order_mutex());
     for (Entry& entry : entries_) {
       if (entry.in != nullptr) {
-        entry.iteration = entry.tensor->iteration_of_push(all_shards(entry), entry.closes, entry.weight);
+        entry.iteration = entry.tensor->iteration_of_push(all_shards(*entry.tensor), entry.closes, entry.weight);
       } else {
         entry.iteration.clock = session_->clock();
+        if (entry.tensor->sync().gated())
+          entry.closed = entry.tensor->closed_beyond(all_shards(*entry.tensor), entry.iteration.clock);
       }
     }
     number([&](uint32_t, Trip::Part* p) {
@@ -199,6 +201,7 @@ Status StepCall::start(int64_t deadline_ns) {
       uint64_t& sent = entry.tensor->progress()->sent[part.shard];
       p->sequence = entry.in != nullptr ? ++sent : sent;
       p->clock = entry.iteration.clock;
+      if (!entry.closed.empty()) p->clock = std::max(p->clock, entry.closed[part.shard]);
     });
     submit(this);
   }
@@ -351,17 +354,34 @@ Status StepClient::add(std::shared_ptr<TableClient> table, const TableRequest& r
   return Status(Code::kResourceExhausted, what.text() + ": no memory for a copy of its arrays");
 }
 
-Status StepClient::start(Item& item, int64_t deadline_ns) {
+// A push that closed its shards would leave those behind it in the step to the next iteration.
+void StepClient::let_the_last_close() {
+  std::unordered_set<const Progress*> pushed;
+  for (auto item = items_.rbegin(); item != items_.rend(); ++item) {
+    const bool tensor = item->tensor != nullptr;
+    if ((tensor ? item->tensor_request.in : item->table_request.in) == nullptr) continue;
+    const Handle& handle = tensor ? static_cast<const Handle&>(*item->tensor) : *item->table;
+    if (pushed.insert(handle.progress().get()).second) continue;
+    (tensor ? item->tensor_request.closes : item->table_request.closes) = false;
+  }
+}
+
+// Nothing leaves yet: what begins a new iteration does so before the first request of the step.
+Status StepClient::prepare(Item& item, int64_t deadline_ns) {
+  if (item.together) {
+    if (item.tensor_request.in == nullptr) return {};
+    return item.tensor->begin_push(StepCall::all_shards(*item.tensor), deadline_ns);
+  }
   if (item.tensor != nullptr) {
     Ref<TensorCall> call;
-    WL_RETURN_IF_ERROR(item.tensor->start(item.tensor_request, How::kWait, &call, deadline_ns));
+    WL_RETURN_IF_ERROR(item.tensor->make(item.tensor_request, &call));
     item.call = call;
-  } else {
-    Ref<TableCall> call;
-    WL_RETURN_IF_ERROR(item.table->start(item.table_request, How::kWait, &call, deadline_ns));
-    item.call = call;
+    return item.tensor_request.in != nullptr ? item.tensor->begin_push(call->shards(), deadline_ns) : Status();
   }
-  return {};
+  Ref<TableCall> call;
+  WL_RETURN_IF_ERROR(item.table->make(item.table_request, &call));
+  item.call = call;
+  return item.table_request.in != nullptr ? item.table->begin_push(call->shards(), deadline_ns) : Status();
 }
 
 Status StepClient::run(int64_t deadline_ns) {
@@ -370,13 +390,17 @@ Status StepClient::run(int64_t deadline_ns) {
   const auto note = [&](const Status& status) {
     if (first.ok()) first = status;
   };
+  let_the_last_close();
+  Status cannot;
+  size_t ready = 0;
+  while (ready < items_.size() && (cannot = prepare(items_[ready], deadline_ns)).ok()) ++ready;
   std::vector<Ref<StepCall>> together;
-  std::vector<Item*> alone;
+  std::vector<Ref<Call>> alone, after_tick;
   size_t finished = 0;
-  for (size_t i = 0; i < items_.size() && first.ok();) {
+  for (size_t i = 0; i < ready && first.ok();) {
     if (items_[i].together) {
       Ref<StepCall> call(new StepCall(session_));
-      for (; i < items_.size() && items_[i].together; ++i) {
+      for (; i < ready && items_[i].together; ++i) {
         const Item& item = items_[i];
         if (item.tensor->spec().reject_nonfinite)  // a registered array may have changed meanwhile
           note(item.tensor->check(item.tensor_request, item.tensor->what(item.tensor_request)));
@@ -386,15 +410,21 @@ Status StepClient::run(int64_t deadline_ns) {
       if (first.ok()) together.push_back(std::move(call));
       continue;
     }
-    if (alone.size() - finished == kUnderWayMax) note(alone[finished++]->call->finish(deadline_ns));
-    note(start(items_[i], deadline_ns));
-    if (items_[i].call) alone.push_back(&items_[i]);
-    ++i;
+    if (alone.size() - finished == kUnderWayMax) note(alone[finished++]->finish(deadline_ns));
+    Item& item = items_[i++];
+    const bool tensor = item.tensor != nullptr;
+    const Array* const in = tensor ? item.tensor_request.in : item.table_request.in;
+    const Array* const out = tensor ? item.tensor_request.out : item.table_request.out;
+    const Status started = item.call->start(in, out, How::kWait, deadline_ns);
+    note(started);
+    if (started.ok()) (item.call->waits_for_close() ? after_tick : alone).push_back(item.call);
   }
+  note(cannot);
   // Under BSP nothing is answered before the iteration is closed.
   if (first.ok()) note(session_->tick(deadline_ns));
   for (const Ref<StepCall>& call : together) note(call->finish(deadline_ns));
-  for (; finished < alone.size(); ++finished) note(alone[finished]->call->finish(deadline_ns));
+  for (; finished < alone.size(); ++finished) note(alone[finished]->finish(deadline_ns));
+  for (const Ref<Call>& call : after_tick) note(call->finish(deadline_ns));
   if (first.ok()) {
     for (const Landing& l : landings_) std::memcpy(l.out, l.staged, l.bytes);
   }

@@ -5,6 +5,12 @@
 // rows, and everything inside the process, is a call of its own. Every part has its own sequence either way, so a retry
 // is as harmless as ever.
 //
+// All of it is one iteration. Where its worker has closed one of the shards already, that iteration ends before the
+// first request leaves; and of several pushes to an object only the last one may close it:
+//
+//     push w      push_pull w     push_pull w     tick
+//                 (closes not)    (closes w)      (closes the rest)
+//
 // Thread safety: none; one thread's.
 #pragma once
 
@@ -49,7 +55,8 @@ class StepClient {
     std::byte* staged;
     size_t bytes;
   };
-  Status start(Item& item, int64_t deadline_ns);
+  void let_the_last_close();
+  Status prepare(Item& item, int64_t deadline_ns);
   bool keep(Array* array);
   bool stage(Array* array);
   std::byte* copy(const void* data, size_t bytes);

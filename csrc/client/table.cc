@@ -30,11 +30,17 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
 
 bool TableCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
 
+bool TableCall::waits_for_close() const {
+  const Sync& sync = client_->sync();
+  return pushes_ && !closes_ && (sync.rounds() || (sync.gated() && arrays_.out != nullptr));
+}
+
 bool TableCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TableCall::begin_iteration() {
   if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
   asked_ = pushes_ ? iteration_.clock + 1 : session().clock();
+  if (!pushes_ && !erase_) closed_ = client_->closed_beyond(shards_, asked_);
 }
 
 namespace {
@@ -51,11 +57,15 @@ class LocalTableCall final : public TableCall {
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
   Status pass(uint32_t part) override;
+  void skip(uint32_t part) override {
+    client_->skip_in_turn({nullptr, &client_->table(), shards_[part]}, client_->table().shard(shards_[part]),
+                          iteration_);
+  }
   void leave_gate(uint32_t part) override { Call::leave_gate(client_->table().shard(shards_[part]), part); }
   bool may_leave_gate() const override { return !pushes_; }
   std::string stuck() const override {
     for (uint32_t part = 0; part < shards_.size(); ++part) {
-      if (is_waiting(part)) return stuck_at_gate(client_->table().shard(shards_[part]), asked_);
+      if (is_waiting(part)) return stuck_at_gate(client_->table().shard(shards_[part]), asked(part));
     }
     return "";
   }
@@ -95,11 +105,11 @@ Status LocalTableCall::run(uint32_t part, bool kept) {
         [&](bool at_once) { return contribution(part, kept, at_once); }));
     if (arrays_.out == nullptr && !waits_for_update()) return {};
     if (!late) {
-      look(shard, asked_);
+      look(shard, asked(part));
       return {};
     }
   }
-  if (late && stop_at_gate(part, shard, asked_)) return {};
+  if (late && stop_at_gate(part, shard, asked(part))) return {};
   return pass(part);
 }
 
@@ -110,7 +120,7 @@ Status LocalTableCall::pass(uint32_t part) {
   if (waits_for_update() && shard.staged != nullptr)
     WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
   if (arrays_.out == nullptr || !answers()) return {};
-  look(shard, asked_);
+  look(shard, asked(part));
   return table.read(index, groups_.begin(index), groups_.size(index), arrays_, create_ && !pushes_);
 }
 
@@ -209,7 +219,7 @@ What TableClient::what(const TableRequest& r) const {
   return {verb, "table", name_};
 }
 
-Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
+Status TableClient::make(const TableRequest& r, Ref<TableCall>* out) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
@@ -220,8 +230,13 @@ Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, i
     return Status(Code::kResourceExhausted, w.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
   *out = call;
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
-  return call->start(r.in, r.out, how, deadline_ns);
+  return {};
+}
+
+Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(make(r, out));
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
+  return (*out)->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {

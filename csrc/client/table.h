@@ -3,6 +3,7 @@
 // Thread safety: every method from any thread.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -30,14 +31,17 @@ class TableCall : public Call {
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
   bool ok() const { return groups_.ok(); }
   const std::vector<uint32_t>& shards() const { return shards_; }
+  bool waits_for_close() const override;
 
  protected:
   TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   bool pushes() const override { return pushes_; }
   bool waits_for_update() const override;
   bool would_deadlock() const override;
-  // A push counts from now on; a pull is of the present clock.
+  // A push counts from now on; a pull is of the present clock, or of the one that its worker has closed at the shard.
   void begin_iteration();
+  // The clock at which a part looks at the rows.
+  uint64_t asked(uint32_t part) const { return closed_.empty() ? asked_ : std::max(asked_, closed_[part]); }
 
   const std::shared_ptr<TableClient> client_;
   const Groups groups_;  // the keys are copied before anything happens
@@ -45,7 +49,8 @@ class TableCall : public Call {
   const double weight_;
   const bool create_, erase_, closes_, pushes_;
   Iteration iteration_;  // of a push
-  uint64_t asked_ = 0;   // the clock at which it looks at the rows
+  uint64_t asked_ = 0;
+  std::vector<uint64_t> closed_;  // of a pull, at each part, where it is beyond that
   Arrays arrays_;
   std::vector<uint32_t> shards_;  // of each part
   std::atomic<uint64_t> erased_{0};
@@ -65,6 +70,8 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   What what(const TableRequest& request) const;
   // Ok when the request fits the table.
   Status check(const TableRequest& request, const What& what) const;
+  // A request that is checked; begin_push() and (*call)->start() begin it.
+  Status make(const TableRequest& request, Ref<TableCall>* call);
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   Status rows(int64_t deadline_ns, uint64_t* out);

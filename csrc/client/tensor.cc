@@ -46,11 +46,17 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
 
 bool TensorCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
 
+bool TensorCall::waits_for_close() const {
+  const Sync& sync = client_->sync();
+  return pushes_ && !closes_ && (sync.rounds() || (sync.gated() && arrays_.out != nullptr));
+}
+
 bool TensorCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TensorCall::begin_iteration() {
   if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
   asked_ = pushes_ ? iteration_.clock + 1 : session().clock();
+  if (!pushes_) closed_ = client_->closed_beyond(shards_, asked_);
 }
 
 // Cuts [first, first + n) of the tensor, which is at `at` in the caller's arrays, by shard.
@@ -145,11 +151,15 @@ class LocalTensorCall final : public TensorCall {
   Turn& turn(uint32_t part) override;
   Status run(uint32_t part, bool kept) override;
   Status pass(uint32_t part) override;
+  void skip(uint32_t part) override {
+    client_->skip_in_turn({&client_->tensor(), nullptr, shards_[part]}, client_->tensor().shard(shards_[part]),
+                          iteration_);
+  }
   void leave_gate(uint32_t part) override { Call::leave_gate(client_->tensor().shard(shards_[part]), part); }
   bool may_leave_gate() const override { return !pushes_; }
   std::string stuck() const override {
     for (uint32_t part = 0; part < shards_.size(); ++part) {
-      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked_);
+      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked(part));
     }
     return "";
   }
@@ -186,10 +196,10 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
         [&](bool at_once) { return contribution(part, kept, at_once); }));
     if (arrays_.out == nullptr && !waits_for_update()) return {};
   }
-  if (shard.gate != nullptr && stop_at_gate(part, shard, asked_)) return {};
+  if (shard.gate != nullptr && stop_at_gate(part, shard, asked(part))) return {};
   if (!late && pushes_) {
     if (!repeats_.empty() && answers()) read_repeats(index);
-    look(shard, asked_);
+    look(shard, asked(part));
     if (versioned_) versions_[index] = shard.version + 1;
     return {};
   }
@@ -207,7 +217,7 @@ Status LocalTensorCall::pass(uint32_t part) {
       tensor.read(spans(part), span_count(part), arrays_);
       changed_.store(true, std::memory_order_relaxed);
     }
-    look(shard, asked_);
+    look(shard, asked(part));
   }
   if (versioned_) versions_[index] = shard.version + 1;
   return {};
@@ -339,16 +349,20 @@ What TensorClient::what(const TensorRequest& r) const {
   return {r.in == nullptr ? "pull" : r.out == nullptr ? "push" : "push_pull", "tensor", name_};
 }
 
-Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
+Status TensorClient::make(const TensorRequest& r, Ref<TensorCall>* out) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
   WL_RETURN_IF_ERROR(check(r, w));
-  const Ref<TensorCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
-                                        : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
-  *out = call;
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push(call->shards(), deadline_ns));
-  return call->start(r.in, r.out, how, deadline_ns);
+  *out = remote() ? make_remote_call(shared_from_this(), w, r)
+                  : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
+  return {};
+}
+
+Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(make(r, out));
+  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
+  return (*out)->start(r.in, r.out, how, deadline_ns);
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {

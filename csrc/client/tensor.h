@@ -3,6 +3,7 @@
 // Thread safety: every method from any thread.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <vector>
@@ -49,8 +50,10 @@ class TensorCall : public Call {
   bool pushes() const override { return pushes_; }
   bool waits_for_update() const override;
   bool would_deadlock() const override;
-  // A push counts from now on; a pull is of the present clock.
+  // A push counts from now on; a pull is of the present clock, or of the one that its worker has closed at the shard.
   void begin_iteration();
+  // The clock at which a part looks at the weights.
+  uint64_t asked(uint32_t part) const { return closed_.empty() ? asked_ : std::max(asked_, closed_[part]); }
   const Span* spans(uint32_t part) const { return spans_.data() + starts_[part]; }
   size_t span_count(uint32_t part) const { return starts_[part + 1] - starts_[part]; }
 
@@ -59,7 +62,8 @@ class TensorCall : public Call {
   const double weight_;
   const bool closes_, pushes_, versioned_;
   Iteration iteration_;  // of a push
-  uint64_t asked_ = 0;   // the clock at which it looks at the weights
+  uint64_t asked_ = 0;
+  std::vector<uint64_t> closed_;  // of a pull, at each part, where it is beyond that
   Versions newer_than_, versions_;
   std::atomic<bool> changed_{false};
   Arrays arrays_;
@@ -71,6 +75,7 @@ class TensorCall : public Call {
 
  public:
   const std::vector<uint32_t>& shards() const { return shards_; }
+  bool waits_for_close() const override;
 
  private:
   void add(uint64_t first, uint64_t n, uint64_t at);
@@ -94,6 +99,8 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   What what(const TensorRequest& request) const;
   // Ok when the request fits the tensor.
   Status check(const TensorRequest& request, const What& what) const;
+  // A request that is checked; begin_push() and (*call)->start() begin it.
+  Status make(const TensorRequest& request, Ref<TensorCall>* call);
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.

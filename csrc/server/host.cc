@@ -134,7 +134,7 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     made->world_size = hello.world_size;
     // Where there is no scheduler, clients say themselves how many they are.
     if (!hello.reads() && hello.cluster == 0 && made->crowd->assume(hello.world_size)) *changed = made->crowd;
-    if (made->rank_at_home() != Gate::kOutsider) made->crowd->came(made->rank);
+    if (made->rank_at_home() != Gate::kOutsider) made->crowd->came(made->rank, incarnation);
     guest = std::move(made);
   }
   if (guest->incarnation != incarnation || guest->over || apps_[guest->app - 1] != hello.app) {

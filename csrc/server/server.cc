@@ -94,17 +94,19 @@ void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint
     own = std::min(own, shard.gate->clock_of(rank));
   });
   *clock = 0;
-  if (crowd_->assume(world_size, highest)) {
+  const bool begins = crowd_->assume(world_size, highest);
+  if (crowd_->world_size() != world_size) return;
+  crowd_->came(rank, incarnation);
+  if (begins) {
     *clock = highest;
     return tell_gates();
   }
-  if (crowd_->world_size() != world_size) return;
   if (own != Gate::kNone) *clock = crowd_->waits_for(rank) ? own : highest;
   if (crowd_->enter(rank, incarnation, *clock)) tell_gates();
 }
 
-void Server::leave(uint32_t rank, uint32_t world_size) {
-  if (crowd_->world_size() == world_size && crowd_->left(rank, 0)) tell_gates();
+void Server::leave(uint32_t rank, uint32_t world_size, uint64_t incarnation) {
+  if (crowd_->world_size() == world_size && crowd_->left(rank, incarnation)) tell_gates();
 }
 
 std::vector<Server::Object> Server::objects() {

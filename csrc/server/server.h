@@ -45,7 +45,7 @@ class Server {
   // The workers: those of the largest world that sessions spoke of. One of another world is an outsider.
   const std::shared_ptr<Crowd>& crowd() const { return crowd_; }
   void join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock);
-  void leave(uint32_t rank, uint32_t world_size);
+  void leave(uint32_t rank, uint32_t world_size, uint64_t incarnation);
   // Every gate, at its shard's turn.
   void each_gate(const std::function<void(const Target&, Shard&)>& visit);
 

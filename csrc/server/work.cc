@@ -89,6 +89,8 @@ void Work::run_part(Part& part) {
       return;  // the turn is still ours: nobody has resumed it
     if (!s.ok()) fail(s);
     part.state.store(kOver, std::memory_order_release);
+  } else {
+    skip(part.index);
   }
   end_part();
 }

@@ -71,6 +71,7 @@ class Work : public Helped {
   virtual Turn& turn(uint32_t part) = 0;
   // With the turn held. `kept`: keep() has copied the part's input.
   virtual Status run(uint32_t part, bool kept) = 0;
+  virtual void skip(uint32_t) {}  // instead, of a part that was taken back
   // For run(): the part is not done when it returns; it waits at its shard's gate, and holds on to no input of the
   // caller's. Whoever finds the gate open calls resume() at the shard's turn, which calls pass().
   void wait_at_gate(uint32_t part) { part_[part].state.store(kWaiting, std::memory_order_relaxed); }

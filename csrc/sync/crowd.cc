@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "base/limits.h"
+
 namespace windlass {
 
 // Everybody's pace, for objects without gates.
@@ -24,14 +26,13 @@ bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const 
   if (number <= number_) return false;
   number_ = number;
   known_ = true;
-  assumed_ = false;
+  const bool assumed = std::exchange(assumed_, false);
   assumed_world_.store(0, std::memory_order_relaxed);
   for (auto& [rank, w] : workers_) {
     const bool stays = std::any_of(workers.begin(), workers.end(), [&, r = rank, n = w.incarnation](const Member& m) {
       return m.rank == r && m.incarnation == n;
     });
-    if (w.in_view && !stays)
-      given_up_.insert(std::lower_bound(given_up_.begin(), given_up_.end(), w.incarnation), w.incarnation);
+    if (w.in_view && !stays && !assumed) give_up_locked(w.incarnation);
     w.in_view = w.replaced = false;
   }
   for (const Member& m : workers) {
@@ -44,6 +45,18 @@ bool Crowd::set_view(uint64_t number, const std::vector<Member>& workers, const 
   world_size_ = std::max(world_size_, static_cast<uint32_t>(workers.size() + waited.size()));
   viewed_.notify_all();
   return changed_locked();
+}
+
+// Sessions end for ever, and a crowd does not: it forgets the oldest.
+void Crowd::give_up_locked(uint64_t incarnation) {
+  const auto place = [&](uint64_t n) { return std::lower_bound(given_up_.begin(), given_up_.end(), n); };
+  if (const auto at = place(incarnation); at == given_up_.end() || *at != incarnation) {
+    given_up_.insert(at, incarnation);
+    given_up_in_turn_.push_back(incarnation);
+  }
+  if (given_up_in_turn_.size() <= limits::kGivenUpMax) return;
+  given_up_.erase(place(given_up_in_turn_.front()));
+  given_up_in_turn_.pop_front();
 }
 
 bool Crowd::assume(uint32_t world_size, uint64_t clock) {
@@ -62,19 +75,20 @@ bool Crowd::assume(uint32_t world_size, uint64_t clock) {
   return changed_locked();
 }
 
-void Crowd::came(uint32_t rank) {
+void Crowd::came(uint32_t rank, uint64_t incarnation) {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
-  if (!assumed_ || it == workers_.end() || !it->second.in_view) return;
-  if (std::exchange(it->second.came, true)) it->second.replaced = true;
+  if (!assumed_ || it == workers_.end()) return;
+  const bool same = std::exchange(it->second.incarnation, incarnation) == incarnation;
+  if (it->second.in_view && std::exchange(it->second.came, true) && !same) it->second.replaced = true;
 }
 
 bool Crowd::left(uint32_t rank, uint64_t incarnation) {
   std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
-  if (it == workers_.end() || !it->second.in_view) return false;
-  if (!assumed_ && it->second.incarnation != incarnation) return false;
+  if (it == workers_.end() || !it->second.in_view || it->second.incarnation != incarnation) return false;
   it->second.in_view = it->second.replaced = it->second.came = false;
+  if (assumed_) it->second.incarnation = 0;
   return changed_locked();
 }
 
@@ -86,7 +100,10 @@ bool Crowd::enter(uint32_t rank, uint64_t incarnation, uint64_t clock) {
     w.open.clear();
   }
   w.entered = incarnation;
-  if (assumed_) w.in_view = w.starts = w.came = true;
+  if (assumed_) {
+    w.in_view = w.starts = w.came = true;
+    if (w.incarnation == 0) w.incarnation = incarnation;
+  }
   w.entered_at = std::max(w.entered_at, clock);
   return changed_locked();
 }

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -50,7 +51,9 @@ class Crowd {
   bool set_view(uint64_t number, const std::vector<Member>& workers, const std::vector<uint32_t>& waited);
   // Where nobody forms views: so many workers, from this clock on. A larger world replaces a smaller one.
   bool assume(uint32_t world_size, uint64_t clock = 0);
-  void came(uint32_t rank);  // a session; a second one under the same rank takes the place of the first
+  // There, a session; a second one under the same rank takes the place of the first, whose goodbye then changes
+  // nothing.
+  void came(uint32_t rank, uint64_t incarnation);
   bool left(uint32_t rank, uint64_t incarnation);
   bool enter(uint32_t rank, uint64_t incarnation, uint64_t clock);
   // All iterations before `clock` are closed, except at shards of these objects (ascending).
@@ -67,7 +70,7 @@ class Crowd {
   // Waits until a view has this session, for so long at most; true at once where nobody forms views.
   bool await_view(uint32_t rank, uint64_t incarnation, int64_t ns) const;
   bool starts(uint32_t rank) const;  // with the others
-  // Whether a session was in a view and is not any more: it was given up.
+  // Whether a session was in a view and is not any more: it was given up. The latest limits::kGivenUpMax are known.
   bool given_up(uint64_t incarnation) const;
   // Whether there is nobody but one worker: nothing can be stale.
   bool alone() const { return alone_.load(std::memory_order_relaxed); }
@@ -89,10 +92,11 @@ class Crowd {
  private:
   struct Known {
     bool in_view = false;
-    bool starts = false;                    // with the app, and need not enter
-    bool replaced = false;                  // somebody who takes its place is waited for
-    bool came = false;                      // where nobody forms views
-    uint64_t incarnation = 0, entered = 0;  // who is in the view, and who has entered
+    bool starts = false;    // with the app, and need not enter
+    bool replaced = false;  // somebody who takes its place is waited for
+    bool came = false;      // where nobody forms views
+    // Who is in the view (where nobody forms views: who came last; 0: nobody), and who has entered.
+    uint64_t incarnation = 0, entered = 0;
     uint64_t entered_at = 0;
     uint64_t ticked = 0;
     std::vector<uint32_t> open;
@@ -100,6 +104,7 @@ class Crowd {
     bool waited() const { return (in_view && (starts || entered == incarnation)) || replaced; }
   };
   bool changed_locked();
+  void give_up_locked(uint64_t incarnation);
 
   const std::string app_;
   mutable std::mutex mutex_;
@@ -109,8 +114,9 @@ class Crowd {
   bool assumed_ = false;
   uint32_t world_size_ = 0;
   std::map<uint32_t, Known> workers_;
-  std::vector<uint64_t> given_up_;  // incarnations, ascending
-  Gate pace_{Sync()};               // everybody's ticks
+  std::vector<uint64_t> given_up_;         // incarnations, ascending
+  std::deque<uint64_t> given_up_in_turn_;  // the same, the oldest first
+  Gate pace_{Sync()};                      // everybody's ticks
   std::atomic<bool> alone_{true};
   std::atomic<uint32_t> assumed_world_{0};  // 0: somebody forms views
 

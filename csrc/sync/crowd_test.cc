@@ -3,6 +3,7 @@
 #include <string>
 #include <thread>
 
+#include "base/limits.h"
 #include "base/test.h"
 
 namespace windlass {
@@ -79,6 +80,25 @@ TEST(given_up_is_who_was_in_a_view_and_is_not_any_more) {
   CHECK(crowd.given_up(100) && crowd.given_up(200) && crowd.given_up(300) && !crowd.given_up(201));
 }
 
+TEST(of_those_given_up_only_the_latest_are_known) {
+  Crowd crowd("app");
+  const uint64_t last = 1000 + limits::kGivenUpMax;
+  CHECK(crowd.set_view(1, {{0, 1000, true}}, {}));
+  const auto replace = [&](uint64_t n) { return crowd.set_view(n - 998, {{0, n ^ 1, false}}, {}); };  // in no order
+  for (uint64_t n = 1002; n <= last + 2; ++n) CHECK(replace(n));
+  // All but the one that is there now were given up: one more than are known.
+  CHECK(!crowd.given_up((last + 2) ^ 1) && crowd.given_up((last + 1) ^ 1));
+  CHECK(!crowd.given_up(1000) && crowd.given_up(1002) && crowd.given_up(1003));
+  CHECK(crowd.set_view(last + 10, {}, {}));
+  CHECK(!crowd.given_up(1002 ^ 1) && crowd.given_up(1003 ^ 1) && crowd.given_up((last + 2) ^ 1));
+  // One that comes and goes takes one place.
+  for (uint64_t n = 0; n < 10; ++n) {
+    CHECK(crowd.set_view(last + 11 + 2 * n, {{0, 7, true}}, {}));
+    CHECK(crowd.set_view(last + 12 + 2 * n, {}, {}));
+  }
+  CHECK(crowd.given_up(7) && crowd.given_up(1004 ^ 1) && !crowd.given_up(1003 ^ 1));
+}
+
 TEST(a_tick_closes_every_object_but_those_it_names) {
   Crowd crowd("app");
   CHECK(crowd.set_view(1, kTwo, {}));
@@ -124,18 +144,19 @@ TEST(without_a_scheduler_everybody_who_was_counted_is_waited_for_until_it_leaves
   CHECK(crowd.starts(0) && crowd.starts(2) && !crowd.starts(3));
   CHECK(!crowd.assume(3) && !crowd.assume(2));  // a smaller world does not replace a larger one
   CHECK(crowd.rank_of(1, 3) == 1 && crowd.rank_of(1, 2) == Gate::kOutsider);
-  crowd.came(0);
+  for (const uint32_t rank : {0, 1, 2}) crowd.came(rank, 100 + rank);
+  crowd.came(0, 100);  // said twice
   CHECK(crowd.starts(0));
-  crowd.came(0);  // another under its rank, in its place
+  crowd.came(0, 150);  // another under its rank, in its place
   CHECK(!crowd.starts(0) && crowd.waits_for(0) && crowd.starts(1));
-  CHECK(crowd.left(0, 0) && !crowd.left(0, 0) && !crowd.left(9, 0));
+  CHECK(crowd.left(0, 150) && !crowd.left(0, 150) && !crowd.left(9, 109));
   CHECK(text(crowd) == "1@0 2@0" && !crowd.waits_for(0));
   CHECK(crowd.enter(0, 200, 6));  // it comes back
   CHECK(text(crowd) == "0@6 1@0 2@0");
-  CHECK(crowd.left(0, 0) && crowd.left(1, 0));
+  CHECK(crowd.left(0, 200) && crowd.left(1, 101));
   CHECK(crowd.alone() && text(crowd) == "2@0");
   CHECK(!crowd.assume(3));
-  CHECK(crowd.left(2, 0) && text(crowd).empty());
+  CHECK(crowd.left(2, 102) && text(crowd).empty());
   CHECK(crowd.assume(2, 8));  // it is over, and others begin
   CHECK(text(crowd) == "0@8 1@8" && crowd.rank_of(1, 2) == 1);
   CHECK(crowd.assume(4));
@@ -162,10 +183,29 @@ TEST(a_view_ends_what_was_assumed) {
   CHECK(crowd.set_view(1, kTwo, {}));
   CHECK(text(crowd) == "0@0 1@0" && !crowd.assume(5) && !crowd.left(0, 999));
   CHECK(crowd.rank_of(1, 9) == 1);
-  crowd.came(0);
-  crowd.came(0);
+  crowd.came(0, 500);
+  crowd.came(0, 501);
   CHECK(crowd.starts(0));
   CHECK(crowd.left(0, 100) && text(crowd) == "1@0");  // who says so is waited for no more, before a view does
+}
+
+TEST(without_a_scheduler_the_late_goodbye_of_a_first_session_leaves_its_successor) {
+  Crowd crowd("app");
+  CHECK(crowd.assume(2));
+  crowd.came(0, 100);
+  crowd.came(1, 101);
+  crowd.came(0, 200);
+  CHECK(crowd.enter(0, 200, 3));
+  CHECK(!crowd.left(0, 100) && crowd.waits_for(0));
+  CHECK(crowd.left(0, 200) && !crowd.waits_for(0));
+  // One that comes back is there from then on, whatever was said of it before.
+  crowd.came(0, 300);
+  CHECK(crowd.enter(0, 300, 4) && !crowd.left(0, 200) && crowd.waits_for(0));
+  CHECK(crowd.left(0, 300) && crowd.left(1, 101));
+  // Others begin. Who is expected has not come yet, and nobody says goodbye for it.
+  CHECK(crowd.assume(2, 5));
+  crowd.came(0, 400);
+  CHECK(!crowd.left(1, 101) && !crowd.left(0, 300) && text(crowd) == "0@5 1@5");
 }
 
 TEST(objects_without_gates_know_the_slowest_of_the_others_by_its_ticks) {

@@ -1,12 +1,16 @@
 """Threads that act as workers, for tests of consistency."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 import windlass as wl
 
 SECONDS = 60.0
+ONE = np.ones(4, np.float32)
 
 
 def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any], seconds: float = SECONDS) -> list[Any]:
@@ -32,3 +36,42 @@ def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any],
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "a worker hangs"
     return results
+
+
+class Crew:
+    """Two workers whose calls the test makes by hand, each in its own time."""
+
+    def __init__(self, cluster: wl.Cluster, world: int = 2) -> None:
+        self.workers = [cluster.worker(rank, world) for rank in range(world)]
+
+    def tensor(self, sync: Any, rule: Any = None, **options: Any) -> list[wl.Tensor]:
+        return [w.tensor("w", 4, rule=rule or wl.Sum(), sync=sync, **options) for w in self.workers]
+
+    def at_once(self, work: Callable[[int], Any], seconds: float = SECONDS) -> None:
+        """Runs ``work(rank)`` in a thread per rank. The first error is raised."""
+        errors: list[BaseException] = []
+
+        def run(rank: int) -> None:
+            try:
+                work(rank)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(self.workers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(seconds)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+
+    def leave(self) -> None:
+        for worker in self.workers:
+            worker.leave()
+
+
+def waits(future: wl.Future[Any], seconds: float = 0.15) -> bool:
+    """Whether it is still under way after a while."""
+    time.sleep(seconds)
+    return not future.done()

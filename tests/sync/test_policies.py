@@ -7,22 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crew import together
+from crew import ONE, Crew, together, waits
 from helpers import Connect
 
 import windlass as wl
-
-ONE = np.ones(4, np.float32)
-
-
-class Crew:
-    """Two workers whose calls the test makes by hand, each in its own time."""
-
-    def __init__(self, cluster: wl.Cluster, world: int = 2) -> None:
-        self.workers = [cluster.worker(rank, world) for rank in range(world)]
-
-    def tensor(self, sync: Any, rule: Any = None, **options: Any) -> list[wl.Tensor]:
-        return [w.tensor("w", 4, rule=rule or wl.Sum(), sync=sync, **options) for w in self.workers]
 
 
 @pytest.fixture
@@ -31,12 +19,6 @@ def crew(cluster: wl.Cluster) -> Iterator[Crew]:
     yield crew
     for worker in crew.workers:
         worker.leave()
-
-
-def waits(future: wl.Future[Any], seconds: float = 0.15) -> bool:
-    """Whether it is still under way after a while."""
-    time.sleep(seconds)
-    return not future.done()
 
 
 def test_ssp_lets_nobody_be_further_ahead_than_it_says(crew: Crew) -> None:
@@ -265,6 +247,21 @@ def test_who_comes_late_begins_where_the_others_are(cluster: wl.Cluster) -> None
     assert waiting.wait(10)[0] == before - 3
     for worker in (crew.workers[0], again):
         worker.leave()
+
+
+def test_the_goodbye_of_a_first_session_leaves_its_successor_of_the_same_rank(cluster: wl.Cluster) -> None:
+    crew = Crew(cluster)
+    first, _ = crew.tensor("bsp", rule=wl.SGD(lr=1.0))
+    successor = cluster.worker(1, 2)
+    again = successor.tensor("w", 4, rule=wl.SGD(lr=1.0), sync="bsp")
+    crew.workers[1].leave()
+    waiting = first.push_pull_async(ONE)
+    assert waits(waiting)
+    assert again.push_pull(3 * ONE)[0] == -2
+    assert waiting.wait(10)[0] == -2
+    successor.leave()
+    assert first.push_pull(ONE, timeout=10)[0] == -3
+    crew.workers[0].leave()
 
 
 def test_outsiders_look_without_waiting_and_do_not_push_under_bsp(cluster: wl.Cluster, crew: Crew) -> None:
