@@ -45,7 +45,7 @@ def test_a_message_is_read_as_it_was_written(message: m.Message):
         m.Waiting(["server 1"]),
         m.View("default", 3, 2, [m.Peer(0, 1, since=2)], [m.Peer(0, 2, "tcp://h:1")], 2, [1]),
         m.Gone(1, "why"),
-        m.MoveShard(1, 2, 3, 4, "tcp://h:1", 5),
+        m.MoveShard(1, 2, 3, 4, "tcp://h:1", 5, b"spec", [(0, 1, 1), (2, 0, 3)]),
         m.ShardMoved(1, 2, 3, 4),
         m.Quota("default", 5),
         m.Shutdown("why"),

@@ -303,6 +303,22 @@ def test_a_move_is_ordered_from_the_owner_and_told_to_all_when_it_is_done():
     assert brain.open(200).placed[0].runs[0] == (0, 1, 2)
 
 
+def test_the_order_of_a_move_says_what_the_object_is():
+    brain, order = moving()
+    placed = brain.last(200, m.Answer).placed[0]
+    assert (order.object, order.spec, order.runs) == (placed.object, placed.spec, placed.runs)
+
+
+def test_a_move_of_an_object_that_is_given_up_is_over():
+    brain, order = moving()
+    brain.say(200, m.Forget(7, order.spec, order.object))
+    assert not brain.state.moves
+    assert "'default/w' could not be made everywhere" in brain.last(900, m.Answer).why
+    brain.join("server", 100, rank=0)  # its connection was broken: there is nothing to be ordered again
+    brain.say(100, m.Moved(order.move))
+    assert not brain.state.objects
+
+
 def test_a_move_that_fails_leaves_the_shard_and_uses_its_term_up():
     brain, order = moving()
     brain.say(100, m.Moved(order.move, "no memory there"))

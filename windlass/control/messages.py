@@ -188,7 +188,7 @@ class Gone(Message, frozen=True):
 
 
 class MoveShard(Message, frozen=True):
-    """An order to the server that has the shard."""
+    """An order to the server that has the shard. It may be the first that the server hears of the object."""
 
     move: U64
     object: U32
@@ -196,6 +196,8 @@ class MoveShard(Message, frozen=True):
     server: U32
     address: str
     term: U32
+    spec: bytes
+    runs: list[Run]
 
 
 class ShardMoved(Message, frozen=True):

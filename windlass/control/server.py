@@ -87,6 +87,7 @@ class ServerMember:
         """Says what became of it. An order that was given twice is carried out once, and answered twice."""
         error = ""
         try:
+            self._host.attach(_core.write_map(order.object, order.runs) + order.spec)
             send_shard(
                 self._host,
                 order.object,

@@ -553,6 +553,9 @@ class State:
         for server, size in zip(there.owners, there.shard_bytes, strict=True):
             if server in self.load_bytes:
                 self.load_bytes[server] -= size
+        for move, moving in list(self.moves.items()):
+            if moving.object == number:
+                self._move_over(move, f"{there.name!r} could not be made everywhere, and is no more")
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -579,8 +582,10 @@ class State:
         self._tell([self.servers[source]], self._order(move, self.moves[move]))
 
     def _order(self, move: int, v: Moving) -> m.MoveShard:
+        """With what the object is: whoever opened it may not have told the server yet."""
         address = self.members[self.servers[v.target]].join.addresses[0]
-        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term)
+        placed = self.objects[v.object].placed()
+        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term, placed.spec, placed.runs)
 
     def _move_over(self, move: int, error: str) -> None:
         v = self.moves.pop(move)

@@ -598,6 +598,7 @@ class Server(Member):
                 answer("ok")
 
     def _move(self, order: m.MoveShard) -> None:
+        self.attach(order.runs)
         there = self.shards.get(order.shard)
         if there is None or order.shard in self.moved:
             if self.moved.get(order.shard) == (order.server, order.term):
