@@ -46,6 +46,7 @@ def test_a_message_is_read_as_it_was_written(message: m.Message):
         m.View("default", 3, 2, [m.Peer(0, 1, since=2)], [m.Peer(0, 2, "tcp://h:1")], 2, [1]),
         m.Gone(1, "why"),
         m.MoveShard(1, 2, 3, 4, "tcp://h:1", 5, b"spec", [(0, 1, 1), (2, 0, 3)]),
+        m.CancelMove(1, 2, 3, 4, 5),
         m.ShardMoved(1, 2, 3, 4),
         m.Quota("default", 5),
         m.Shutdown("why"),

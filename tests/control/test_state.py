@@ -328,15 +328,29 @@ def test_a_move_that_fails_leaves_the_shard_and_uses_its_term_up():
     assert brain.last(100, m.MoveShard).term == 3
 
 
-@pytest.mark.parametrize("dies", [100, 101])
-def test_a_move_whose_server_dies_is_over(dies: int):
+def test_a_move_whose_source_dies_is_over():
     brain, order = moving()
-    brain.die(dies)
-    assert brain.last(900, m.Answer).error == "ServerLost"
+    brain.die(100)
+    assert brain.last(900, m.Answer) == m.Answer(order.move, "ServerLost", "server 0 is gone: killed")
     assert not brain.state.moves
-    if dies == 101:
-        brain.say(100, m.Moved(order.move))  # too late: nothing happens
-        assert brain.open(200).placed[0].runs[0] == (0, 0, 1)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: bool):
+    brain, order = moving()
+    brain.die(101)
+    cancel = m.CancelMove(order.move, 1, 0, 1, 2)
+    assert brain.told[100][-1] == cancel
+    assert not brain.told[900][1:]  # nobody knows yet
+    brain.join("server", 100, rank=0)  # its connection was broken: it may not have heard
+    assert [told for told in brain.told[100] if isinstance(told, m.MoveShard | m.CancelMove)] == [order, cancel, cancel]
+    brain.say(100, m.Moved(order.move, "" if left else "it stays"))
+    assert not brain.state.moves
+    answer = brain.last(900, m.Answer)
+    assert (answer.error, answer.why) == ("ServerLost", "server 1 is gone: killed" if left else "it stays")
+    assert brain.open(200).placed[0].runs[0] == ((0, 1, 2) if left else (0, 0, 1))
+    assert ("error shard 0 of 'default/w' is lost: server 1 is gone: killed" in brain.logs) == left
+    assert any(isinstance(told, m.ShardMoved) for told in brain.told[200]) == left
 
 
 def test_only_the_owner_can_say_that_a_shard_has_moved():

@@ -1,7 +1,8 @@
 """What members and the scheduler say to each other: msgpack in the binary messages of a WebSocket.
 
     member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, ...
-    scheduler -> member   Welcome or Refused, View, Waiting, Gone, ShardMoved, MoveShard, Quota, Shutdown, and Answers
+    scheduler -> member   Welcome or Refused, View, Waiting, Gone, MoveShard, CancelMove, ShardMoved, Quota, Shutdown,
+                          and Answers
 
 Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
 """
@@ -118,7 +119,7 @@ class Move(Question, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """A server's word on a MoveShard: `error` is empty when the shard has moved."""
+    """A server's word on a MoveShard or a CancelMove: `error` is empty when the shard has moved."""
 
     move: U64
     error: Text = ""
@@ -200,6 +201,16 @@ class MoveShard(Message, frozen=True):
     runs: list[Run]
 
 
+class CancelMove(Message, frozen=True):
+    """An order that is not to be carried out any more: its target is gone. What became of it is answered with Moved."""
+
+    move: U64
+    object: U32
+    shard: U32
+    server: U32
+    term: U32
+
+
 class ShardMoved(Message, frozen=True):
     """A shard that has a new owner."""
 
@@ -240,7 +251,9 @@ class Answer(Message, frozen=True):
 
 
 FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop
-FromScheduler = Welcome | Refused | Waiting | View | Gone | MoveShard | ShardMoved | Quota | Shutdown | Answer
+FromScheduler = (
+    Welcome | Refused | Waiting | View | Gone | MoveShard | CancelMove | ShardMoved | Quota | Shutdown | Answer
+)
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {

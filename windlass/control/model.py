@@ -116,6 +116,7 @@ class Moving:
     term: int
     asker: int
     question: int
+    gone: str = ""  #: why the target is, if it is: whether the shard has left for it is the source's to say
 
 
 @dataclasses.dataclass(frozen=True)

@@ -429,6 +429,12 @@ class State:
         del self.servers[member.index]
         self._ready -= member.ready
         self.load_bytes.pop(member.index)
+        for move, moving in list(self.moves.items()):
+            gone = f"server {member.index} is gone: {why}"
+            if member.index == moving.source:
+                self._move_over(move, gone)
+            elif member.index == moving.target:
+                self._target_gone(move, moving, gone)
         if not self.ever_started:
             return
         self.lost[member.index] = why
@@ -439,9 +445,6 @@ class State:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
-        for move, moving in list(self.moves.items()):
-            if member.index in (moving.source, moving.target):
-                self._move_over(move, f"server {member.index} is gone: {why}")
 
     def _end_if_done(self) -> None:
         if self.terms.linger or any(app.busy for app in self.apps.values()):
@@ -581,11 +584,18 @@ class State:
         self.moves[move] = Moving(*at, source, question.server, term, asker, question.number)
         self._tell([self.servers[source]], self._order(move, self.moves[move]))
 
-    def _order(self, move: int, v: Moving) -> m.MoveShard:
+    def _order(self, move: int, v: Moving) -> m.MoveShard | m.CancelMove:
         """With what the object is: whoever opened it may not have told the server yet."""
+        if v.gone:
+            return m.CancelMove(move, v.object, v.shard, v.target, v.term)
         address = self.members[self.servers[v.target]].join.addresses[0]
         placed = self.objects[v.object].placed()
         return m.MoveShard(move, v.object, v.shard, v.target, address, v.term, placed.spec, placed.runs)
+
+    def _target_gone(self, move: int, v: Moving, why: str) -> None:
+        """The shard may have left for it, or may still do so: only its source knows."""
+        v.gone = why
+        self._tell([self.servers[v.source]], self._order(move, v))
 
     def _move_over(self, move: int, error: str) -> None:
         v = self.moves.pop(move)
@@ -593,9 +603,13 @@ class State:
         if not error and there is not None:
             there.owners[v.shard], there.terms[v.shard] = v.target, v.term
             self.load_bytes[v.source] -= there.shard_bytes[v.shard]
-            self.load_bytes[v.target] += there.shard_bytes[v.shard]
+            if not v.gone:
+                self.load_bytes[v.target] += there.shard_bytes[v.shard]
             others = [n for n, other in self.members.items() if other.join.role != "operator"]
             self._tell(others, m.ShardMoved(v.object, v.shard, v.target, v.term))
             self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
+            if v.gone:
+                self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")
+        error = error or v.gone
         if v.asker in self.members:
             self._tell([v.asker], m.Answer(v.question, "ServerLost" if error else "", error))
