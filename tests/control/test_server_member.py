@@ -63,6 +63,13 @@ def test_a_view_is_passed_on_with_who_begins_at_clock_0():
     assert host.views == [("default", 6, [(0, 70, True), (2, 72, False)], [1]), ("default", 9, [], [])]
 
 
+def test_who_comes_in_a_lost_workers_place_is_waited_for_at_once_and_who_comes_beside_the_others_is_not():
+    host = FakeHost()
+    workers = [m.Peer(0, 70, since=1), m.Peer(1, 71, since=3, instead=True), m.Peer(2, 72, since=4)]
+    member_of(host)._heard(m.View("default", 4, 4, workers, [], started=1, waited=[3]))
+    assert host.views == [("default", 4, [(0, 70, True), (1, 71, False), (2, 72, False)], [3, 1])]
+
+
 def test_what_the_host_counts_is_in_the_report():
     report = member_of(FakeHost())._report()
     assert report.sync == {"default": m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)}

@@ -79,7 +79,8 @@ def test_one_app_that_cannot_start_does_not_end_another():
     [
         ({"version": 2}, "ProtocolError", "expected version 1 of the control protocol, saw 2"),
         ({"cluster": 5}, "AccessDenied", f"this is cluster {CLUSTER:016x}, not 0000000000000005, which was meant"),
-        ({"world_size": 3, "rank": 2}, "InvalidArgument", "app 'default' has 2 workers, not world_size=3"),
+        ({"world_size": 1, "rank": 0}, "InvalidArgument", "app 'default' has 2 workers, not world_size=1"),
+        ({"world_size": 3, "rank": 3}, "InvalidArgument", "rank 3 is not in a world of 3 (app 'default')"),
         ({"world_size": 2, "rank": 2}, "InvalidArgument", "rank 2 is not in a world of 2 (app 'default')"),
         ({"world_size": 2, "rank": 1}, "InvalidArgument", "rank 1 is taken, by worker 1 of app 'default'"),
         ({"world_size": 2}, "InvalidArgument", "rank 2 is not in a world of 2"),
@@ -89,10 +90,21 @@ def test_one_app_that_cannot_start_does_not_end_another():
     ],
 )
 def test_a_worker_that_does_not_fit_is_refused_with_the_reason(fields: dict, error: str, why: str):
-    refused = started().join("worker", 300, **fields)
+    brain = started()
+    refused = brain.join("worker", 300, **fields)
     assert refused is not None
     assert refused.error == error
     assert why in refused.why
+    assert brain.state.apps["default"].world_size == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_size: int):
+    brain = Brain()
+    brain.join("worker", 200, rank=0, world_size=2)
+    refused = brain.join("worker", 300, world_size=world_size)
+    assert refused is not None
+    assert refused.why == f"app 'default' has 2 workers, not world_size={world_size}"
 
 
 def test_servers_beyond_those_expected_are_refused():

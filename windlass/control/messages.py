@@ -141,6 +141,7 @@ class Peer(Message, frozen=True):
     incarnation: U64
     address: str = ""  #: of a server
     since: U64 = 0  #: of a worker: the number of the first view that it was in
+    instead: bool = False  #: of a worker: it took the place of one that was lost
 
 
 class Welcome(Message, frozen=True):
@@ -178,7 +179,6 @@ class View(Message, frozen=True):
     servers: list[Peer]
     started: U64 = 0  #: the number of the view with which the app started, the last time it did
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
-    on_worker_loss: OnWorkerLoss = "continue"  #: "wait": who takes a lost worker's place is waited for before it begins
 
 
 class Gone(Message, frozen=True):

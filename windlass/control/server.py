@@ -80,11 +80,10 @@ class ServerMember:
                 self._cancel(message)
 
     def _set_view(self, view: m.View) -> None:
-        """The core ignores one that is older than what it has. Who comes late is waited for once it has begun."""
+        """The core ignores one that is older than what it has. Who comes late is waited for once it has begun, but who
+        comes in a lost worker's place at once."""
         workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
-        waited = list(view.waited)
-        if view.on_worker_loss == "wait":
-            waited += [rank for rank, _, starts in workers if not starts]
+        waited = [*view.waited, *(peer.index for peer in view.workers if peer.instead)]
         self._host.set_view(view.app, view.number, workers, waited)
 
     def _cancel(self, order: m.CancelMove) -> None:

@@ -8,6 +8,7 @@ made again is the same member; one that was declared dead stays dead, whatever c
 An app starts when the expected servers and all of its workers are there: then its first view goes out. From then on
 every change of who trains together is a view with the next number. A worker that is lost is no more in the next one; in
 an app that waits for a replacement, its rank is in the list of those waited for until somebody has come in its place.
+An app that has started is as large as the largest world_size that a worker has joined it with.
 """
 
 import itertools
@@ -234,7 +235,8 @@ class State:
         if not app.workers and not app.started:
             app.world_size = join.world_size
             app.on_worker_loss = join.on_worker_loss
-        if join.world_size != app.world_size:
+        grows = app.started and join.world_size > app.world_size
+        if join.world_size != app.world_size and not grows:
             raise Wrong(
                 "InvalidArgument", f"app {app.name!r} has {app.world_size} workers, not world_size={join.world_size}"
             )
@@ -247,15 +249,19 @@ class State:
         rank = join.rank
         if rank is None:
             rank = app.free_rank()
-        if rank >= app.world_size:
-            raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {app.world_size} (app {app.name!r})")
+        if rank >= join.world_size:
+            raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {join.world_size} (app {app.name!r})")
         if rank in app.workers:
             raise Wrong("InvalidArgument", f"rank {rank} is taken, by {self.members[app.workers[rank]].name}")
+        if grows:
+            self._log("info", f"app {app.name!r} grows from {app.world_size} to {join.world_size} workers")
+            app.world_size = join.world_size
         member = self._add(join, rank)
+        member.instead = rank in app.waited
         first = not app.workers
         app.workers[rank] = join.incarnation
         self._welcome(connection, member)
-        instead = ", in place of the one that was lost" if rank in app.waited else ""
+        instead = ", in place of the one that was lost" if member.instead else ""
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
             app.waited.discard(rank)
@@ -308,6 +314,7 @@ class State:
 
     def _next_view(self, app: App) -> None:
         app.view += 1
+        app.size_in_view = app.world_size
         for number in app.workers.values():
             member = self.members[number]
             member.since = member.since or app.view
@@ -322,7 +329,8 @@ class State:
         there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
         servers = [there[i] for i in sorted(there)]
         waited = sorted(app.waited)
-        return m.View(app.name, app.view, app.world_size, workers, servers, app.first_view, waited, app.on_worker_loss)
+        size = app.size_in_view or app.world_size
+        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited)
 
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
@@ -422,6 +430,7 @@ class State:
     def _app_over(self, app: App) -> None:
         app.started = False
         app.view += 1
+        app.size_in_view = app.world_size
         self._tell(self.servers.values(), self._view(app))
         self._end_if_done()
 

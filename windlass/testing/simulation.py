@@ -3,8 +3,9 @@
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
 partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
-workers that remain wait for a replacement of one that was lost. In the end faults stop, the cluster settles, and
-everything that was promised is checked. The same seed gives the same history, to the last event.
+workers that remain wait for a replacement of one that was lost; in all of them the app grows by a worker. In the end
+faults stop, the cluster settles, and everything that was promised is checked. The same seed gives the same history, to
+the last event.
 
     python -m windlass.testing.simulation --seeds 200
 """
@@ -97,6 +98,7 @@ class World:
         for member in [*self.servers, *self.workers]:
             member.begin()
         self.after(self.random.expovariate(1), self._fault)
+        self.after(self.random.uniform(0, FAULTS_SECONDS), self._grow)
         self._until(FAULTS_SECONDS)
         self.faulty = False
         self.cut_off.clear()
@@ -170,6 +172,12 @@ class World:
                 self._doom(self.random.choice(self.servers))
         self.after(self.random.expovariate(1), self._fault)
 
+    def _grow(self) -> None:
+        """One worker more than there were; it tries until the app has started and takes it."""
+        size = len(self.workers) + 1
+        self.workers.append(Worker(self, size - 1, size))
+        self.workers[-1].begin()
+
     def _doom(self, target: "Server") -> None:
         """A shard is to move to a server that is given up and comes back before its owner gets to it."""
         incarnation = target.incarnation
@@ -191,6 +199,8 @@ class World:
         state = self.brain.state
         living = {w.rank: w.incarnation for w in self.workers if w.alive and not w.out}
         app = state.apps[APP]
+        if app.world_size != len(self.workers):
+            raise Violation(f"the app has {app.world_size} workers, but {len(self.workers)} have come")
         if app.workers != living:
             raise Violation(f"the view has {app.workers}, but {living} are there")
         for worker in self.workers:
@@ -331,7 +341,9 @@ class Brain:
                     self._set_timer(name, seconds)
                 case End():
                     raise Violation("the cluster ended")
-                case Log() | Tell():
+                case Log(_, text):
+                    self.world.counts["apps that grew"] += " grows from " in text
+                case Tell():
                     pass
 
     def _set_timer(self, name: str, seconds: float | None) -> None:
@@ -693,8 +705,9 @@ class Worker(Member):
 
     def join(self) -> m.Join:
         rank = self.rank if self._starts == 1 else None  # a replacement takes the rank that it is given
-        loss = self.world.on_worker_loss
-        return m.Join("worker", self.incarnation, APP, rank, self.world_size, pid=1, on_worker_loss=loss)
+        loss, app = self.world.on_worker_loss, self.world.brain.state.apps.get(APP)
+        size = max(self.world_size, 0 if app is None else app.world_size)  # who starts a worker knows what has grown
+        return m.Join("worker", self.incarnation, APP, rank, size, pid=1, on_worker_loss=loss)
 
     def begin(self) -> None:
         if self.alive:
