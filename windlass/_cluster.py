@@ -383,7 +383,9 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
-        """How many workers there are."""
+        """How many workers the app has; where there is a scheduler it may grow."""
+        if self._attendance is not None and self._session.world_size:
+            return self._attendance.view.world_size
         return max(self._session.world_size, 1)  # a reader is none of them
 
     @property

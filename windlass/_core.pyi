@@ -315,6 +315,11 @@ class Host:
     def set_cluster(self, cluster: int) -> None:
         """Clients of another cluster are refused."""
 
+    def attach(self, map_and_spec: bytes) -> None:
+        """
+        An object of which some shards are here; it is made, unless it is known already.
+        """
+
     def depart(self, object: int, shard: int, server: int, term: int) -> Departure | None:
         """
         Begins to move a shard to another server; None when it is there already.

@@ -54,11 +54,13 @@ def send_shard(
     server: int,
     term: int,
     deadline: float,
+    cancelled: threading.Event | None = None,
 ) -> None:
     """Moves a shard from this server's host to another server, and returns when it is there.
 
     object, shard: their numbers. to, server: the other server's address, and its number in the list. term: higher than
-    the shard's is now, and never used for another target. deadline: a time of ``time.monotonic()``.
+    the shard's is now, and never used for another target. deadline: a time of ``time.monotonic()``. cancelled: once it
+    is set the shard stays, unless it has just left.
 
     When it raises, the shard is still here, under its old term. A move that was made already is not made again.
     """
@@ -70,6 +72,8 @@ def send_shard(
         with dial(to, deadline) as sock:
             greet(sock, token or b"", None, deadline, role=SERVER)
             _send(departure, sock, deadline)
+            if cancelled is not None and cancelled.is_set():
+                raise ServerLost("the other server was given up meanwhile")
             departure.commit()
     except WindlassError as error:  # first, since some of them are errors of the system, too
         raise type(error)(f"{what}: {error}") from error

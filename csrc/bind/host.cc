@@ -117,6 +117,23 @@ void bind_host(nb::module_& m) {
           nb::arg("timeout"))
       .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), "Clients of another cluster are refused.")
       .def(
+          "attach",
+          [](Host& host, const nb::bytes& map_and_spec) {
+            const std::string text(map_and_spec.c_str(), map_and_spec.size());
+            Map map;
+            ObjectSpec spec;
+            wire::Reader reader(text);
+            raise_if_error(decode(&reader, &map));
+            raise_if_error(decode(&reader, &spec));
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = host.attach(spec, map);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("map_and_spec"), "An object of which some shards are here; it is made, unless it is known already.")
+      .def(
           "depart",
           [](Host& host, uint32_t object, uint32_t shard, uint32_t server, uint32_t term) {
             std::unique_ptr<Departure> departure;

@@ -110,8 +110,9 @@ Status CloseCall::start(int64_t deadline_ns) {
 
 Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
                   std::vector<uint32_t> open, int64_t deadline_ns) {
-  // A reader has no clock; and where there is one worker and no gate, nobody wants to know it.
-  if (session->world_size() == 0 || (session->world_size() == 1 && closing.empty())) return {};
+  // A reader has no clock; and where there is one worker and no gate, nobody wants to know it, unless others may join.
+  const bool alone = session->world_size() == 1 && !session->engine().links()->may_grow();
+  if (session->world_size() == 0 || (alone && closing.empty())) return {};
   const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open)));
   return call->start(deadline_ns);
 }

@@ -159,13 +159,29 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
   const std::string what = What{"open", kind, spec.own_name()}.text();
   wire::Writer body;
   encode(spec, &body);
-  std::vector<std::string> answers;
-  WL_RETURN_IF_ERROR(ask_catalogue(links, wire::Op::kOpen, body.take(), what, deadline_ns, &answers));
-  Map map;
-  if (answers.empty()) answers.emplace_back();
-  wire::Reader reader(answers[0]);
-  WL_RETURN_IF_ERROR(decode(&reader, &map));
-  WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
+  const std::string asked = body.take();
+  Map before;
+  for (Status lost;;) {
+    std::vector<std::string> answers;
+    WL_RETURN_IF_ERROR(ask_catalogue(links, wire::Op::kOpen, asked, what, deadline_ns, &answers));
+    Map map;
+    if (answers.empty()) answers.emplace_back();
+    wire::Reader reader(answers[0]);
+    WL_RETURN_IF_ERROR(decode(&reader, &map));
+    WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
+    if (map == before) return lost;
+    lost = attach(spec, map, what, deadline_ns);
+    if (lost.code() != Code::kServerLost) {
+      *out = {std::move(spec), std::move(map)};
+      return lost;
+    }
+    before = std::move(map);  // its shards may have left that server meanwhile
+  }
+}
+
+// Tells every server that has shards of an object what it is.
+Status Session::attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns) {
+  const std::shared_ptr<Links>& links = engine_->links();
   wire::Writer writer;
   encode(map, &writer);
   encode(spec, &writer);
@@ -180,12 +196,12 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
         const Ref<Exchange> detach(new Exchange(links));
         (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);
       }
+      std::vector<std::string> answers;
       if (const Links::Catalogue catalogue = links->catalogue())
         (void)catalogue(wire::Op::kDetach, both, deadline_ns, &answers);
     }
     return status;
   }
-  *out = {std::move(spec), std::move(map)};
   return {};
 }
 

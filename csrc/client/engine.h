@@ -167,6 +167,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size);
 
   const std::shared_ptr<Engine> engine_;
+  Status attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns);
   void close_here(const std::vector<ClosingShards>& closing, uint64_t clock);
   Status ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all);
   friend class CloseCall;

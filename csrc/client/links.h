@@ -40,6 +40,7 @@ class Links : public std::enable_shared_from_this<Links> {
   uint64_t incarnation() const { return incarnation_; }
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
+  bool may_grow() const { return cluster_ != 0; }  // a scheduler lets further workers into an app that has started
 
   // For Python: the next connection that is wanted. False when the links are closed.
   struct Wanted {

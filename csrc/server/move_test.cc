@@ -328,6 +328,32 @@ TEST(an_object_that_the_new_server_does_not_know_comes_along) {
   CHECK_CODE(move_shard(third, *pair.hosts[1], 1, 0, 0, 3), Code::kInvalidArgument);
 }
 
+TEST(a_shard_may_come_to_a_server_of_a_cluster_before_any_client_has_told_it_of_the_object) {
+  for (const uint64_t cluster : {uint64_t{7}, uint64_t{0}}) {
+    for (const uint32_t term : {1u, 3u}) {  // of what else should be there
+      Host source(1, kNoLimit), target(1, kNoLimit);
+      source.set_cluster(cluster);
+      target.set_cluster(cluster);
+      Hello hello = hello_as(0, "app", {"x:1", "y:2"}, 0);
+      hello.cluster = cluster;
+      Peer peer = Peer::greeted(source, "key", kSession, hello);
+      Map map;
+      map.object = 1;
+      map.runs = {{0, 0, 1}, {1, 1, term}};
+      CHECK_OK(peer.attach(a_tensor("w", {40'000}), map));
+      const Status status = move_shard(source, target, 1, 0, 1, 4);
+      // Without a scheduler nobody knows whether the target is what it was; and what came there cannot be made anew.
+      if (cluster == 0 || term != Map::kFirstTerm) {
+        CHECK(status.code() == Code::kNotFound);
+        continue;
+      }
+      CHECK_OK(status);
+      CHECK(target.find(1)->find(0)->home.state == Residence::kArrived);
+      CHECK(target.find(1)->find(1)->home.state == Residence::kHere);
+    }
+  }
+}
+
 TEST(a_server_may_hold_any_shards_of_a_tensor_from_the_beginning) {
   Host host(1, kNoLimit);
   Peer peer = Peer::greeted(host, "key", kSession, hello_as(0, "app", {"x:1", "y:2"}, 1));

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -118,6 +119,61 @@ def test_a_worker_that_comes_later_finds_shards_where_they_are_now():
             w = second.tensor("a/w", SIZE, rule=wl.Sum(), dtype="int64")
             w.push(np.ones(SIZE, np.int64)).wait()
             assert (w.pull() == 2).all()
+
+
+def between(worker: wl.Cluster, do: Callable[[], None]) -> None:
+    """Does it once: when the catalogue has said where an object is, and the worker has not told the servers yet."""
+    attendance = worker._attendance
+    assert attendance is not None
+    assert attendance.links is not None
+    left = [do]
+
+    def catalogue(operation: int, body: bytes, seconds: float) -> tuple[int, list[bytes]]:
+        answer = attendance.catalogue(operation, body, seconds)
+        if left:
+            left.pop()()
+        return answer
+
+    attendance.links.set_catalogue(catalogue)
+
+
+def test_an_object_moves_before_any_server_has_been_told_of_it():
+    with LocalCluster(servers=2) as cluster, cluster.connect() as worker, cluster.operator() as operator:
+        for name, shards in [("witness", 25), ("counts", 256)]:
+
+            def swap(name: str = f"default/{name}", last: int = shards - 1) -> None:
+                operator.move(name, 0, 1, 20)
+                operator.move(name, last, 0, 20)
+
+            between(worker, swap)
+            if name == "witness":
+                w = worker.tensor(name, SIZE, rule=wl.Sum(), dtype="int64")
+                w.push(np.ones(SIZE, np.int64)).wait()
+                assert (w.pull() == 1).all()
+            else:
+                t = worker.table(name, 4, rule=wl.Sum())
+                t.push(np.arange(2000), np.ones((2000, 4), np.float32)).wait()
+                assert (t.pull(np.arange(2000)) == 1).all()
+        assert cluster.scheduler.output().count(" moved from server ") == 4
+
+
+def test_an_object_opens_that_has_left_a_server_which_is_gone_since_the_client_asked():
+    with (
+        LocalCluster(servers=2) as cluster,
+        cluster.connect(app="a") as first,
+        cluster.connect(app="b") as second,
+        cluster.operator() as operator,
+    ):
+        first.tensor("w", SIZE, rule=wl.Sum(), dtype="int64").push(np.ones(SIZE, np.int64)).wait()
+
+        def leave() -> None:
+            for shard in range(25):
+                operator.move("a/w", shard, 1, 20)
+            cluster.servers[0].kill()
+
+        between(second, leave)
+        w = second.tensor("a/w", SIZE, rule=wl.Sum(), dtype="int64")
+        assert (w.pull() == 1).all()
 
 
 def test_a_move_to_a_server_that_hangs_fails_and_the_shard_stays():

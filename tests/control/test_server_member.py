@@ -28,6 +28,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.cluster = 0
+        self.at: tuple[int, int] | None = None  # the server and the term of every shard
         self.views: list[tuple[str, int, list[tuple[int, int, bool]], list[int]]] = []
 
     def set_cluster(self, cluster: int) -> None:
@@ -35,6 +36,14 @@ class FakeHost:
 
     def set_view(self, app: str, number: int, workers: list[tuple[int, int, bool]], waited: list[int]) -> None:
         self.views.append((app, number, workers, waited))
+
+    def attach(self, map_and_spec: bytes) -> None:
+        pass
+
+    def whereabouts(self, object: int, shard: int) -> tuple[int, int]:
+        if self.at is None:
+            raise wl.NotFound("it is not known here")
+        return self.at
 
     def sync_stats(self) -> list[tuple]:
         return STATS
@@ -54,9 +63,64 @@ def test_a_view_is_passed_on_with_who_begins_at_clock_0():
     assert host.views == [("default", 6, [(0, 70, True), (2, 72, False)], [1]), ("default", 9, [], [])]
 
 
+def test_who_comes_in_a_lost_workers_place_is_waited_for_at_once_and_who_comes_beside_the_others_is_not():
+    host = FakeHost()
+    workers = [m.Peer(0, 70, since=1), m.Peer(1, 71, since=3, instead=True), m.Peer(2, 72, since=4)]
+    member_of(host)._heard(m.View("default", 4, 4, workers, [], started=1, waited=[3]))
+    assert host.views == [("default", 4, [(0, 70, True), (1, 71, False), (2, 72, False)], [3, 1])]
+
+
 def test_what_the_host_counts_is_in_the_report():
     report = member_of(FakeHost())._report()
     assert report.sync == {"default": m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)}
+
+
+def order_of(member: ServerMember, host: FakeHost) -> tuple[m.MoveShard, m.CancelMove, list[m.Message]]:
+    """A move and its end, and what the member says of them."""
+    told: list[m.Message] = []
+    member._member.tell = lambda message: told.append(message) or True  # type: ignore[method-assign, func-returns-value]
+    return m.MoveShard(5, 1, 0, 1, str(SOMEWHERE), 2, b"", [(0, 0, 1)]), m.CancelMove(5, 1, 0, 1, 2), told
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        ((1, 2), ""),
+        ((0, 1), "server 1 is gone; the shard stays"),
+        (None, "server 1 is gone; the shard stays"),
+    ],
+)
+def test_a_move_that_is_cancelled_when_nobody_is_at_it_is_answered_with_where_the_shard_is(
+    at: tuple[int, int] | None, error: str
+):
+    host = FakeHost()
+    host.at = at
+    member = member_of(host)
+    _, cancel, told = order_of(member, host)
+    member._heard(cancel)
+    assert told == [m.Moved(5, error)]
+
+
+def test_a_move_that_is_cancelled_under_way_is_answered_by_who_is_at_it(monkeypatch: pytest.MonkeyPatch):
+    host = FakeHost()
+    member = member_of(host)
+    order, cancel, told = order_of(member, host)
+    begun, over = threading.Event(), threading.Event()
+
+    def send(*_: object, cancelled: threading.Event, **__: object) -> None:
+        begun.set()
+        assert cancelled.wait(10)
+        over.wait(10)
+        raise wl.ServerLost("given up")
+
+    monkeypatch.setattr("windlass.control.server.send_shard", send)
+    member._heard(order)
+    assert begun.wait(10)
+    member._heard(cancel)
+    assert told == []
+    over.set()
+    until(lambda: told, "its word", 10)
+    assert told == [m.Moved(5, "given up")]
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ def test_one_app_that_cannot_start_does_not_end_another():
     [
         ({"version": 2}, "ProtocolError", "expected version 1 of the control protocol, saw 2"),
         ({"cluster": 5}, "AccessDenied", f"this is cluster {CLUSTER:016x}, not 0000000000000005, which was meant"),
-        ({"world_size": 3, "rank": 2}, "InvalidArgument", "app 'default' has 2 workers, not world_size=3"),
+        ({"world_size": 1, "rank": 0}, "InvalidArgument", "app 'default' has 2 workers, not world_size=1"),
+        ({"world_size": 3, "rank": 3}, "InvalidArgument", "rank 3 is not in a world of 3 (app 'default')"),
         ({"world_size": 2, "rank": 2}, "InvalidArgument", "rank 2 is not in a world of 2 (app 'default')"),
         ({"world_size": 2, "rank": 1}, "InvalidArgument", "rank 1 is taken, by worker 1 of app 'default'"),
         ({"world_size": 2}, "InvalidArgument", "rank 2 is not in a world of 2"),
@@ -89,10 +90,21 @@ def test_one_app_that_cannot_start_does_not_end_another():
     ],
 )
 def test_a_worker_that_does_not_fit_is_refused_with_the_reason(fields: dict, error: str, why: str):
-    refused = started().join("worker", 300, **fields)
+    brain = started()
+    refused = brain.join("worker", 300, **fields)
     assert refused is not None
     assert refused.error == error
     assert why in refused.why
+    assert brain.state.apps["default"].world_size == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_size: int):
+    brain = Brain()
+    brain.join("worker", 200, rank=0, world_size=2)
+    refused = brain.join("worker", 300, world_size=world_size)
+    assert refused is not None
+    assert refused.why == f"app 'default' has 2 workers, not world_size={world_size}"
 
 
 def test_servers_beyond_those_expected_are_refused():
@@ -303,6 +315,22 @@ def test_a_move_is_ordered_from_the_owner_and_told_to_all_when_it_is_done():
     assert brain.open(200).placed[0].runs[0] == (0, 1, 2)
 
 
+def test_the_order_of_a_move_says_what_the_object_is():
+    brain, order = moving()
+    placed = brain.last(200, m.Answer).placed[0]
+    assert (order.object, order.spec, order.runs) == (placed.object, placed.spec, placed.runs)
+
+
+def test_a_move_of_an_object_that_is_given_up_is_over():
+    brain, order = moving()
+    brain.say(200, m.Forget(7, order.spec, order.object))
+    assert not brain.state.moves
+    assert "'default/w' could not be made everywhere" in brain.last(900, m.Answer).why
+    brain.join("server", 100, rank=0)  # its connection was broken: there is nothing to be ordered again
+    brain.say(100, m.Moved(order.move))
+    assert not brain.state.objects
+
+
 def test_a_move_that_fails_leaves_the_shard_and_uses_its_term_up():
     brain, order = moving()
     brain.say(100, m.Moved(order.move, "no memory there"))
@@ -312,15 +340,29 @@ def test_a_move_that_fails_leaves_the_shard_and_uses_its_term_up():
     assert brain.last(100, m.MoveShard).term == 3
 
 
-@pytest.mark.parametrize("dies", [100, 101])
-def test_a_move_whose_server_dies_is_over(dies: int):
+def test_a_move_whose_source_dies_is_over():
     brain, order = moving()
-    brain.die(dies)
-    assert brain.last(900, m.Answer).error == "ServerLost"
+    brain.die(100)
+    assert brain.last(900, m.Answer) == m.Answer(order.move, "ServerLost", "server 0 is gone: killed")
     assert not brain.state.moves
-    if dies == 101:
-        brain.say(100, m.Moved(order.move))  # too late: nothing happens
-        assert brain.open(200).placed[0].runs[0] == (0, 0, 1)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: bool):
+    brain, order = moving()
+    brain.die(101)
+    cancel = m.CancelMove(order.move, 1, 0, 1, 2)
+    assert brain.told[100][-1] == cancel
+    assert not brain.told[900][1:]  # nobody knows yet
+    brain.join("server", 100, rank=0)  # its connection was broken: it may not have heard
+    assert [told for told in brain.told[100] if isinstance(told, m.MoveShard | m.CancelMove)] == [order, cancel, cancel]
+    brain.say(100, m.Moved(order.move, "" if left else "it stays"))
+    assert not brain.state.moves
+    answer = brain.last(900, m.Answer)
+    assert (answer.error, answer.why) == ("ServerLost", "server 1 is gone: killed" if left else "it stays")
+    assert brain.open(200).placed[0].runs[0] == ((0, 1, 2) if left else (0, 0, 1))
+    assert ("error shard 0 of 'default/w' is lost: server 1 is gone: killed" in brain.logs) == left
+    assert any(isinstance(told, m.ShardMoved) for told in brain.told[200]) == left
 
 
 def test_only_the_owner_can_say_that_a_shard_has_moved():

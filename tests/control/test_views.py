@@ -271,3 +271,51 @@ def test_who_is_waited_for_is_said_again_and_again_and_many_are_counted():
         brain.fire("missing")
     ranks = ", ".join(map(str, range(16)))
     assert brain.logs == [f"warning app 'default' waits for a replacement of workers {ranks} and 2 more"] * 2
+
+
+# -- apps that grow --------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_counts_more_workers_makes_the_app_that_large():
+    brain = started()
+    assert brain.join("worker", 300, rank=2, world_size=4) is None
+    view = brain.last(100, m.View)
+    assert (view.number, view.started, view.world_size, since(view)) == (2, 1, 4, {0: 1, 1: 1, 2: 2})
+    assert all(brain.last(member, m.View) == view for member in (101, 200, 201, 300))
+    assert "info app 'default' grows from 2 to 4 workers" in brain.logs
+    assert brain.join("worker", 301, world_size=4) is None
+    assert last(brain) == (3, [0, 1, 2, 3], [])
+    refused = brain.join("worker", 302, world_size=2)
+    assert refused is not None
+    assert refused.why == "app 'default' has 4 workers, not world_size=2"
+
+
+def test_an_app_grows_for_nobody_who_is_refused():
+    brain = waiting(workers=2)
+    for fields in ({"rank": 1}, {"rank": 3}, {"rank": 2, "on_worker_loss": "continue"}):
+        assert brain.join("worker", 300, world_size=3, **{"on_worker_loss": "wait", **fields}) is not None
+    assert last(brain) == (1, [0, 1], [])
+    assert brain.last(100, m.View).world_size == 2
+    assert brain.state.apps["default"].world_size == 2
+
+
+def test_a_view_says_who_came_in_place_of_a_lost_worker_and_not_beside_the_others():
+    brain = waiting(workers=2)
+    brain.die(201)
+    assert brain.join("worker", 300, world_size=3, on_worker_loss="wait") is None  # the rank that is waited for
+    assert brain.join("worker", 301, world_size=3, on_worker_loss="wait") is None
+    assert [(peer.index, peer.instead) for peer in brain.last(100, m.View).workers] == [
+        (0, False),
+        (1, True),
+        (2, False),
+    ]
+
+
+def test_a_view_says_the_same_when_workers_gather_for_a_start_of_another_size():
+    brain = started(linger=True)
+    for worker in (200, 201):
+        brain.say(worker, m.Leave())
+    view = brain.last(100, m.View)
+    brain.join("worker", 300, rank=0, world_size=3)
+    assert brain.join("server", 100) is None  # a connection that was made again
+    assert brain.last(100, m.View) == view

@@ -151,6 +151,20 @@ def test_a_move_that_was_made_is_not_made_again_and_one_without_sense_is_refused
         assert (tensor.pull() == 1).all()
 
 
+def test_a_move_that_is_cancelled_before_its_end_leaves_the_shard_where_it_was():
+    with Moving("tcp", 2) as moving, moving.connect() as cluster:
+        tensor = one_shard(cluster)
+        to = {"to": moving.servers[1].address, "token": TOKEN, "server": 1, "deadline": time.monotonic() + 5}
+        cancelled = threading.Event()
+        cancelled.set()
+        with pytest.raises(wl.ServerLost, match=r"move of object 1, shard 0 to .* was given up meanwhile"):
+            send_shard(moving.servers[0].host, 1, 0, term=2, **to, cancelled=cancelled)
+        assert moving.owner(1, 0) == 0
+        assert (tensor.pull() == 1).all()
+        send_shard(moving.servers[0].host, 1, 0, term=3, **to, cancelled=threading.Event())
+        assert moving.owner(1, 0) == 1
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least = {"pushes": 500, "frames dropped": 50, "frames duplicated": 50, "moves done": 2, "break": 2, "partition": 1}
     least |= {"deaths": 1, "crash": 0.5, "still": 1, "jump": 0.5, "shards checked": 2}
     least |= {"views checked": 1.5, "views that wait": 2, "views of a start": 2.5, "views without workers": 0.1}
-    least |= {"blackout": 0.1, "servers back": 5}
+    least |= {"blackout": 0.1, "servers back": 5, "moves cancelled": 0.1, "apps that grew": 0.5}
     least |= {"iterations": 100, "pulls": 200, "waits": 100, "updates": 25, "workers that go on": 1}
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
@@ -82,6 +82,17 @@ def test_a_mechanism_that_is_off_is_noticed(broken: str):
         except Violation:
             red += 1
     assert red >= 5
+
+
+def test_a_move_that_is_given_up_without_a_word_of_its_source_is_noticed():
+    complaints = []
+    for seed in range(40):
+        try:
+            simulate(seed, "moves")
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert sum("; the map says" in text for text in complaints) >= 4
 
 
 def test_a_server_that_is_not_told_what_it_missed_is_noticed():

@@ -1,7 +1,8 @@
 """What members and the scheduler say to each other: msgpack in the binary messages of a WebSocket.
 
     member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, ...
-    scheduler -> member   Welcome or Refused, View, Waiting, Gone, ShardMoved, MoveShard, Quota, Shutdown, and Answers
+    scheduler -> member   Welcome or Refused, View, Waiting, Gone, MoveShard, CancelMove, ShardMoved, Quota, Shutdown,
+                          and Answers
 
 Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
 """
@@ -118,7 +119,7 @@ class Move(Question, frozen=True):
 
 
 class Moved(Message, frozen=True):
-    """A server's word on a MoveShard: `error` is empty when the shard has moved."""
+    """A server's word on a MoveShard or a CancelMove: `error` is empty when the shard has moved."""
 
     move: U64
     error: Text = ""
@@ -140,6 +141,7 @@ class Peer(Message, frozen=True):
     incarnation: U64
     address: str = ""  #: of a server
     since: U64 = 0  #: of a worker: the number of the first view that it was in
+    instead: bool = False  #: of a worker: it took the place of one that was lost
 
 
 class Welcome(Message, frozen=True):
@@ -177,7 +179,6 @@ class View(Message, frozen=True):
     servers: list[Peer]
     started: U64 = 0  #: the number of the view with which the app started, the last time it did
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
-    on_worker_loss: OnWorkerLoss = "continue"  #: "wait": who takes a lost worker's place is waited for before it begins
 
 
 class Gone(Message, frozen=True):
@@ -188,13 +189,25 @@ class Gone(Message, frozen=True):
 
 
 class MoveShard(Message, frozen=True):
-    """An order to the server that has the shard."""
+    """An order to the server that has the shard. It may be the first that the server hears of the object."""
 
     move: U64
     object: U32
     shard: U32
     server: U32
     address: str
+    term: U32
+    spec: bytes
+    runs: list[Run]
+
+
+class CancelMove(Message, frozen=True):
+    """An order that is not to be carried out any more: its target is gone. What became of it is answered with Moved."""
+
+    move: U64
+    object: U32
+    shard: U32
+    server: U32
     term: U32
 
 
@@ -238,7 +251,9 @@ class Answer(Message, frozen=True):
 
 
 FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop
-FromScheduler = Welcome | Refused | Waiting | View | Gone | MoveShard | ShardMoved | Quota | Shutdown | Answer
+FromScheduler = (
+    Welcome | Refused | Waiting | View | Gone | MoveShard | CancelMove | ShardMoved | Quota | Shutdown | Answer
+)
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {

@@ -35,6 +35,7 @@ class Member:
     ready: bool = False  #: a server that lets clients in
     report: m.Report = dataclasses.field(default_factory=m.Report)
     since: int = 0  #: the number of the first view that a worker was in
+    instead: bool = False  #: a worker that took the place of one that was lost
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class Member:
     def peer(self) -> m.Peer:
         """As others see it."""
         address = self.join.addresses[0] if self.join.addresses else ""
-        return m.Peer(self.index, self.join.incarnation, address, self.since)
+        return m.Peer(self.index, self.join.incarnation, address, self.since, self.instead)
 
 
 @dataclasses.dataclass
@@ -62,6 +63,7 @@ class App:
     workers: dict[int, int] = dataclasses.field(default_factory=dict)  #: incarnations by rank
     readers: dict[int, None] = dataclasses.field(default_factory=dict)  #: incarnations
     view: int = 0
+    size_in_view: int = 0  #: world_size when that view was made; who gathers for a new start may have another
     started: bool = False
     first_view: int = 0  #: the number of the view with which it started, the last time it did
     on_worker_loss: m.OnWorkerLoss = "continue"
@@ -116,6 +118,7 @@ class Moving:
     term: int
     asker: int
     question: int
+    gone: str = ""  #: why the target is, if it is: whether the shard has left for it is the source's to say
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ class ServerMember:
     ) -> None:
         self._host = host
         self._token = token
-        self._moving: set[int] = set()
+        self._moving: dict[int, threading.Event] = {}  # by move: set when it is cancelled
         self._stop = stop
         self._settings = settings
         join = m.Join(
@@ -72,21 +72,36 @@ class ServerMember:
             case m.View():
                 self._set_view(message)
             case m.MoveShard(move) if move not in self._moving:
-                self._moving.add(move)
-                threading.Thread(target=self._move, args=(message,), name="windlass-move", daemon=True).start()
+                cancelled = self._moving[move] = threading.Event()
+                threading.Thread(
+                    target=self._move, args=(message, cancelled), name="windlass-move", daemon=True
+                ).start()
+            case m.CancelMove():
+                self._cancel(message)
 
     def _set_view(self, view: m.View) -> None:
-        """The core ignores one that is older than what it has. Who comes late is waited for once it has begun."""
+        """The core ignores one that is older than what it has. Who comes late is waited for once it has begun, but who
+        comes in a lost worker's place at once."""
         workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
-        waited = list(view.waited)
-        if view.on_worker_loss == "wait":
-            waited += [rank for rank, _, starts in workers if not starts]
+        waited = [*view.waited, *(peer.index for peer in view.workers if peer.instead)]
         self._host.set_view(view.app, view.number, workers, waited)
 
-    def _move(self, order: m.MoveShard) -> None:
+    def _cancel(self, order: m.CancelMove) -> None:
+        """Who is at it says what became of it; else the shard has left or is here."""
+        if (cancelled := self._moving.get(order.move)) is not None:
+            cancelled.set()
+            return
+        try:
+            left = self._host.whereabouts(order.object, order.shard) == (order.server, order.term)
+        except WindlassError:  # the order never came, and nobody else told us of the object
+            left = False
+        self._member.tell(m.Moved(order.move, "" if left else f"server {order.server} is gone; the shard stays"))
+
+    def _move(self, order: m.MoveShard, cancelled: threading.Event) -> None:
         """Says what became of it. An order that was given twice is carried out once, and answered twice."""
         error = ""
         try:
+            self._host.attach(_core.write_map(order.object, order.runs) + order.spec)
             send_shard(
                 self._host,
                 order.object,
@@ -96,11 +111,12 @@ class ServerMember:
                 server=order.server,
                 term=order.term,
                 deadline=time.monotonic() + self._settings.failure_timeout,
+                cancelled=cancelled,
             )
         except WindlassError as failure:
             error = str(failure)
             _log.warning("server: %s", error)
-        self._moving.discard(order.move)
+        del self._moving[order.move]
         self._member.tell(m.Moved(order.move, error[: m.TEXT_CHARS_MAX]))
 
     def _report(self) -> m.Report:

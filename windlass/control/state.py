@@ -8,6 +8,7 @@ made again is the same member; one that was declared dead stays dead, whatever c
 An app starts when the expected servers and all of its workers are there: then its first view goes out. From then on
 every change of who trains together is a view with the next number. A worker that is lost is no more in the next one; in
 an app that waits for a replacement, its rank is in the list of those waited for until somebody has come in its place.
+An app that has started is as large as the largest world_size that a worker has joined it with.
 """
 
 import itertools
@@ -234,7 +235,8 @@ class State:
         if not app.workers and not app.started:
             app.world_size = join.world_size
             app.on_worker_loss = join.on_worker_loss
-        if join.world_size != app.world_size:
+        grows = app.started and join.world_size > app.world_size
+        if join.world_size != app.world_size and not grows:
             raise Wrong(
                 "InvalidArgument", f"app {app.name!r} has {app.world_size} workers, not world_size={join.world_size}"
             )
@@ -247,15 +249,19 @@ class State:
         rank = join.rank
         if rank is None:
             rank = app.free_rank()
-        if rank >= app.world_size:
-            raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {app.world_size} (app {app.name!r})")
+        if rank >= join.world_size:
+            raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {join.world_size} (app {app.name!r})")
         if rank in app.workers:
             raise Wrong("InvalidArgument", f"rank {rank} is taken, by {self.members[app.workers[rank]].name}")
+        if grows:
+            self._log("info", f"app {app.name!r} grows from {app.world_size} to {join.world_size} workers")
+            app.world_size = join.world_size
         member = self._add(join, rank)
+        member.instead = rank in app.waited
         first = not app.workers
         app.workers[rank] = join.incarnation
         self._welcome(connection, member)
-        instead = ", in place of the one that was lost" if rank in app.waited else ""
+        instead = ", in place of the one that was lost" if member.instead else ""
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
             app.waited.discard(rank)
@@ -308,6 +314,7 @@ class State:
 
     def _next_view(self, app: App) -> None:
         app.view += 1
+        app.size_in_view = app.world_size
         for number in app.workers.values():
             member = self.members[number]
             member.since = member.since or app.view
@@ -322,7 +329,8 @@ class State:
         there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
         servers = [there[i] for i in sorted(there)]
         waited = sorted(app.waited)
-        return m.View(app.name, app.view, app.world_size, workers, servers, app.first_view, waited, app.on_worker_loss)
+        size = app.size_in_view or app.world_size
+        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited)
 
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
@@ -422,6 +430,7 @@ class State:
     def _app_over(self, app: App) -> None:
         app.started = False
         app.view += 1
+        app.size_in_view = app.world_size
         self._tell(self.servers.values(), self._view(app))
         self._end_if_done()
 
@@ -429,6 +438,12 @@ class State:
         del self.servers[member.index]
         self._ready -= member.ready
         self.load_bytes.pop(member.index)
+        for move, moving in list(self.moves.items()):
+            gone = f"server {member.index} is gone: {why}"
+            if member.index == moving.source:
+                self._move_over(move, gone)
+            elif member.index == moving.target:
+                self._target_gone(move, moving, gone)
         if not self.ever_started:
             return
         self.lost[member.index] = why
@@ -439,9 +454,6 @@ class State:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
-        for move, moving in list(self.moves.items()):
-            if member.index in (moving.source, moving.target):
-                self._move_over(move, f"server {member.index} is gone: {why}")
 
     def _end_if_done(self) -> None:
         if self.terms.linger or any(app.busy for app in self.apps.values()):
@@ -553,6 +565,9 @@ class State:
         for server, size in zip(there.owners, there.shard_bytes, strict=True):
             if server in self.load_bytes:
                 self.load_bytes[server] -= size
+        for move, moving in list(self.moves.items()):
+            if moving.object == number:
+                self._move_over(move, f"{there.name!r} could not be made everywhere, and is no more")
 
     # -- moves -------------------------------------------------------------------------------------------------------
 
@@ -578,9 +593,18 @@ class State:
         self.moves[move] = Moving(*at, source, question.server, term, asker, question.number)
         self._tell([self.servers[source]], self._order(move, self.moves[move]))
 
-    def _order(self, move: int, v: Moving) -> m.MoveShard:
+    def _order(self, move: int, v: Moving) -> m.MoveShard | m.CancelMove:
+        """With what the object is: whoever opened it may not have told the server yet."""
+        if v.gone:
+            return m.CancelMove(move, v.object, v.shard, v.target, v.term)
         address = self.members[self.servers[v.target]].join.addresses[0]
-        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term)
+        placed = self.objects[v.object].placed()
+        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term, placed.spec, placed.runs)
+
+    def _target_gone(self, move: int, v: Moving, why: str) -> None:
+        """The shard may have left for it, or may still do so: only its source knows."""
+        v.gone = why
+        self._tell([self.servers[v.source]], self._order(move, v))
 
     def _move_over(self, move: int, error: str) -> None:
         v = self.moves.pop(move)
@@ -588,9 +612,13 @@ class State:
         if not error and there is not None:
             there.owners[v.shard], there.terms[v.shard] = v.target, v.term
             self.load_bytes[v.source] -= there.shard_bytes[v.shard]
-            self.load_bytes[v.target] += there.shard_bytes[v.shard]
+            if not v.gone:
+                self.load_bytes[v.target] += there.shard_bytes[v.shard]
             others = [n for n, other in self.members.items() if other.join.role != "operator"]
             self._tell(others, m.ShardMoved(v.object, v.shard, v.target, v.term))
             self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
+            if v.gone:
+                self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")
+        error = error or v.gone
         if v.asker in self.members:
             self._tell([v.asker], m.Answer(v.question, "ServerLost" if error else "", error))

@@ -45,9 +45,7 @@ class Gates:
     def hear(self, view: m.View) -> None:
         """As a server process tells its host."""
         workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
-        waited = list(view.waited)
-        if view.on_worker_loss == "wait":
-            waited += [rank for rank, _, starts in workers if not starts]
+        waited = [*view.waited, *(peer.index for peer in view.workers if peer.instead)]
         if self.crowd.set_view(view.number, workers, waited):
             self._tell()
 

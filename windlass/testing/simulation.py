@@ -3,8 +3,9 @@
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
 partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
-workers that remain wait for a replacement of one that was lost. In the end faults stop, the cluster settles, and
-everything that was promised is checked. The same seed gives the same history, to the last event.
+workers that remain wait for a replacement of one that was lost; in all of them the app grows by a worker. In the end
+faults stop, the cluster settles, and everything that was promised is checked. The same seed gives the same history, to
+the last event.
 
     python -m windlass.testing.simulation --seeds 200
 """
@@ -24,7 +25,7 @@ from windlass.control import messages as m
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
 from windlass.control.liveness import Liveness
 from windlass.control.model import Member as Known
-from windlass.control.model import Spec, Terms
+from windlass.control.model import Moving, Spec, Terms
 from windlass.control.state import State
 from windlass.testing.simulated_gates import GATED, POLICIES, Clock, Gates
 
@@ -97,6 +98,7 @@ class World:
         for member in [*self.servers, *self.workers]:
             member.begin()
         self.after(self.random.expovariate(1), self._fault)
+        self.after(self.random.uniform(0, FAULTS_SECONDS), self._grow)
         self._until(FAULTS_SECONDS)
         self.faulty = False
         self.cut_off.clear()
@@ -136,7 +138,8 @@ class World:
             return
         who: Member = self.random.choice([*self.servers, *self.workers])
         kind = self.random.choices(
-            ["break", "beat", "crash", "blackout", "still", "partition", "move", "jump"], [6, 3, 1, 0.5, 2, 2, 12, 1]
+            ["break", "beat", "crash", "blackout", "still", "partition", "move", "jump", "doomed move"],
+            [6, 3, 1, 0.5, 2, 2, 12, 1, 0.3],
         )[0]
         self.counts[kind] += 1
         self.note("fault", kind, who.name)
@@ -165,13 +168,39 @@ class World:
                 self.brain.move(self.random.randrange(SHARDS), self.random.randrange(len(self.servers)))
             case "jump":
                 self.brain.sleep(self.random.uniform(1, 30))
+            case "doomed move":
+                self._doom(self.random.choice(self.servers))
         self.after(self.random.expovariate(1), self._fault)
+
+    def _grow(self) -> None:
+        """One worker more than there were; it tries until the app has started and takes it."""
+        size = len(self.workers) + 1
+        self.workers.append(Worker(self, size - 1, size))
+        self.workers[-1].begin()
+
+    def _doom(self, target: "Server") -> None:
+        """A shard is to move to a server that is given up and comes back before its owner gets to it."""
+        incarnation = target.incarnation
+        self.cut_off.add(incarnation)
+        self.after(6.0, lambda: self.cut_off.discard(incarnation))
+
+        def order() -> None:
+            held = [(server, shard) for server in self.servers for shard in server.shards if server is not target]
+            if held:
+                source, shard = self.random.choice(held)
+                source.still = True
+                self.after(4.5, source.wake)
+                self.brain.move(shard, target.index)
+
+        self.after(3.0, order)
 
     def check(self) -> None:
         """Whether everything that was promised is so."""
         state = self.brain.state
         living = {w.rank: w.incarnation for w in self.workers if w.alive and not w.out}
         app = state.apps[APP]
+        if app.world_size != len(self.workers):
+            raise Violation(f"the app has {app.world_size} workers, but {len(self.workers)} have come")
         if app.workers != living:
             raise Violation(f"the view has {app.workers}, but {living} are there")
         for worker in self.workers:
@@ -180,13 +209,12 @@ class World:
         self._check_servers_views()
         if not state.objects:
             return
+        if state.moves:
+            raise Violation(f"moves that nobody answers: {state.moves}")
         object_ = next(iter(state.objects.values()))
         for shard, (owner, term) in enumerate(zip(object_.owners, object_.terms, strict=True)):
             holders = [s.index for s in self.servers if s.alive and s.holds(shard)]
             if owner in state.lost:
-                continue
-            if len(holders) == 1 and holders[0] in state.lost:
-                self.counts["shards lost on their way"] += 1  # it moved to a server that was given up meanwhile
                 continue
             if holders != [owner]:
                 raise Violation(f"shard {shard} is on {holders}; the map says {owner}, term {term}")
@@ -234,12 +262,19 @@ class _Forgetful(State):
             super()._catch_up_views(member)
 
 
+class _Hasty(State):
+    """A state machine that takes a move to be off when its target is gone."""
+
+    def _target_gone(self, move: int, v: Moving, why: str) -> None:
+        self._move_over(move, why)
+
+
 class Brain:
     """The scheduler process around the state machine."""
 
     def __init__(self, world: World, servers: int) -> None:
         self.world = world
-        kind = _Forgetful if world.broken == "views" else State
+        kind = {"views": _Forgetful, "moves": _Hasty}.get(world.broken, State)
         self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
         self.alive = Liveness(5.0)
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
@@ -306,7 +341,9 @@ class Brain:
                     self._set_timer(name, seconds)
                 case End():
                     raise Violation("the cluster ended")
-                case Log() | Tell():
+                case Log(_, text):
+                    self.world.counts["apps that grew"] += " grows from " in text
+                case Tell():
                     pass
 
     def _set_timer(self, name: str, seconds: float | None) -> None:
@@ -505,6 +542,7 @@ class Server(Member):
         self.view: m.View | None = None
         self.gates = Gates(APP, world)
         self._since: dict[int, int] = {}  # by incarnation
+        self._cancelled: set[int] = set()  # moves
 
     def join(self) -> m.Join:
         return m.Join("server", self.incarnation, rank=self.index, addresses=[f"unix://@{self.index}"], pid=1)
@@ -525,6 +563,8 @@ class Server(Member):
                 self._will_know_the_view(self._number)
             case m.MoveShard():
                 self._move(message)
+            case m.CancelMove():
+                self._cancel(message)
             case m.View():
                 self._see(message)
 
@@ -598,10 +638,11 @@ class Server(Member):
                 answer("ok")
 
     def _move(self, order: m.MoveShard) -> None:
+        self.attach(order.runs)
         there = self.shards.get(order.shard)
         if there is None or order.shard in self.moved:
             if self.moved.get(order.shard) == (order.server, order.term):
-                self.tell(m.Moved(order.move))  # it was done, and the word of it was lost
+                self._answer(order.move)  # it was done, and the word of it was lost
             return
         if there.frozen:
             return
@@ -612,6 +653,7 @@ class Server(Member):
 
         def arrive() -> None:
             ok = target.reachable() and self.reachable() and mine == self.incarnation
+            ok = ok and order.move not in self._cancelled
             there.frozen = False
             if ok:
                 target.shards[order.shard] = there.copy(order.term, records=self.world.broken != "records")
@@ -621,9 +663,25 @@ class Server(Member):
                 self.moved[order.shard] = (order.server, order.term)
                 del self.shards[order.shard]
                 self.world.counts["moves done"] += 1
-            self.tell(m.Moved(order.move, "" if ok else "out of reach"))
+            self._answer(order.move, "" if ok else "out of reach")
 
         self.world.after(COPY_SECONDS, arrive)
+
+    def _cancel(self, order: m.CancelMove) -> None:
+        """Who is at it says what became of it; else the shard has left or is here."""
+        there = self.shards.get(order.shard)
+        self._cancelled.add(order.move)
+        self.world.counts["moves cancelled"] += 1
+        if there is None or not there.frozen:
+            left = self.moved.get(order.shard) == (order.server, order.term)
+            self._answer(order.move, "" if left else "it stays")
+
+    def _answer(self, move: int, error: str = "") -> None:
+        """A connection keeps what is said until it can be sent."""
+        if self.reachable():
+            self.tell(m.Moved(move, error))
+        elif self.alive:
+            self.world.after(0.2, lambda: self._answer(move, error))
 
 
 class Worker(Member):
@@ -647,8 +705,9 @@ class Worker(Member):
 
     def join(self) -> m.Join:
         rank = self.rank if self._starts == 1 else None  # a replacement takes the rank that it is given
-        loss = self.world.on_worker_loss
-        return m.Join("worker", self.incarnation, APP, rank, self.world_size, pid=1, on_worker_loss=loss)
+        loss, app = self.world.on_worker_loss, self.world.brain.state.apps.get(APP)
+        size = max(self.world_size, 0 if app is None else app.world_size)  # who starts a worker knows what has grown
+        return m.Join("worker", self.incarnation, APP, rank, size, pid=1, on_worker_loss=loss)
 
     def begin(self) -> None:
         if self.alive:
