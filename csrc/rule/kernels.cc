@@ -15,6 +15,7 @@ namespace windlass::WL_ISA {
 namespace {
 
 constexpr bool has_rows(const Layout& l) { return l.row_scalars != 0; }
+constexpr size_t kMeanPiece = 64;
 
 // Weights [at, at + n), then their copy. With a constant n both are unrolled, and the copy comes from registers.
 template <class R>
@@ -58,6 +59,55 @@ void dense(const Step& step, const Dense& d) {
   } else {
     d.stream ? dense_out<R, true>(step, d) : dense_out<R, false>(step, d);
   }
+}
+
+// Dividing by a power of two is multiplying by another, and takes a fraction of the time.
+float exact_inverse(float by) {
+  uint32_t bits;
+  std::memcpy(&bits, &by, sizeof bits);
+  const uint32_t exponent = bits >> 23, fraction = bits & 0x7fffff;
+  return fraction == 0 && exponent > 1 && exponent < 253 ? 1 / by : 0;
+}
+
+// Weights [at, at + n) of a mean's pass. With a constant n everything stays in registers.
+template <class R>
+inline __attribute__((always_inline)) void mean_piece(const Step& step, const Mean& m, float inverse, size_t at,
+                                                      size_t n, bool past_cache) {
+  alignas(64) float g[kMeanPiece];
+  const Weighed &first = m.terms[0], &second = m.terms[m.n_terms > 1 ? 1 : 0];
+  if (m.n_terms == 2) {
+    for (size_t i = 0; i < n; ++i) g[i] = first.weight * first.g[at + i] + second.weight * second.g[at + i];
+  } else {
+    for (size_t i = 0; i < n; ++i) g[i] = first.weight * first.g[at + i];
+    for (size_t t = 1; t < m.n_terms; ++t) {
+      for (size_t i = 0; i < n; ++i) g[i] += m.terms[t].weight * m.terms[t].g[at + i];
+    }
+  }
+  if (inverse != 0) {
+    for (size_t i = 0; i < n; ++i) g[i] *= inverse;
+  } else {
+    for (size_t i = 0; i < n; ++i) g[i] /= m.by;
+  }
+  float* const w = m.w + at;
+  float* const state[2] = {R::kLayout.vectors > 0 ? m.state[0] + at : nullptr,
+                           R::kLayout.vectors > 1 ? m.state[1] + at : nullptr};
+  R::apply(step, w, state, g, n);
+  for (size_t c = 0; c < m.n_copies; ++c) {
+    float* const to = m.copies[c].to + at;
+    if (past_cache && m.copies[c].stream && reinterpret_cast<uintptr_t>(to) % kStore == 0) {
+      for (size_t i = 0; i < n; i += kStore / sizeof(float)) store_past_cache(to + i, w + i);
+    } else {
+      std::memcpy(to, w, n * sizeof(float));
+    }
+  }
+}
+
+template <class R>
+void mean(const Step& step, const Mean& m) {
+  const float inverse = exact_inverse(m.by);
+  size_t at = 0;
+  for (; at + kMeanPiece <= m.n; at += kMeanPiece) mean_piece<R>(step, m, inverse, at, kMeanPiece, true);
+  if (at < m.n) mean_piece<R>(step, m, inverse, at, m.n - at, false);
 }
 
 template <class R, class T>
@@ -132,6 +182,8 @@ constexpr RuleKernels kernels_of(const char* name) {
   if constexpr (R::kLayout.any_dtype) {
     k.dense_f64 = dense_as<R, double>;
     k.dense_i64 = dense_as<R, int64_t>;
+  } else if constexpr (!has_rows(R::kLayout)) {
+    k.mean = mean<R>;
   }
   return k;
 }
@@ -157,34 +209,9 @@ void scale(float* into, float by, size_t n) {
   for (size_t i = 0; i < n; ++i) into[i] *= by;
 }
 
-// Dividing by a power of two is multiplying by another, and takes a fraction of the time.
-float exact_inverse(float by) {
-  uint32_t bits;
-  std::memcpy(&bits, &by, sizeof bits);
-  const uint32_t exponent = bits >> 23, fraction = bits & 0x7fffff;
-  return fraction == 0 && exponent > 1 && exponent < 253 ? 1 / by : 0;
-}
-
 void divide(float* into, float by, size_t n) {
   if (const float inverse = exact_inverse(by); inverse != 0) return scale(into, inverse, n);
   for (size_t i = 0; i < n; ++i) into[i] /= by;
-}
-
-void mean_of_two(float* WL_RESTRICT into, const Weighed& a, const Weighed& b, float by, size_t n) {
-  const float* WL_RESTRICT const g = a.g;
-  const float* WL_RESTRICT const h = b.g;
-  const float v = a.weight, w = b.weight;
-  if (const float inverse = exact_inverse(by); inverse != 0) {
-    for (size_t i = 0; i < n; ++i) into[i] = (v * g[i] + w * h[i]) * inverse;
-  } else {
-    for (size_t i = 0; i < n; ++i) into[i] = (v * g[i] + w * h[i]) / by;
-  }
-}
-
-void mean(float* into, const Weighed* terms, size_t n_terms, float by, size_t n) {
-  if (n_terms == 2) return mean_of_two(into, terms[0], terms[1], by, n);
-  for (size_t t = 0; t < n_terms; ++t) weigh(into, terms[t].g, terms[t].weight, t != 0, n);
-  divide(into, by, n);
 }
 
 }  // namespace
@@ -205,7 +232,6 @@ const Kernels kKernels = {
     .weigh = weigh,
     .scale = scale,
     .divide = divide,
-    .mean = mean,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,

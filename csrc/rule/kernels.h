@@ -28,6 +28,28 @@ struct Dense {
   bool stream = false;   // past the cache; end with fence()
 };
 
+// A gradient and what it counts.
+struct Weighed {
+  const float* g;
+  float weight;
+};
+
+// The same with the mean of several gradients, and with several copies of the new weights.
+struct Mean {
+  struct Copy {
+    float* to;
+    bool stream;  // past the cache; end with fence()
+  };
+  float* w = nullptr;
+  float* state[limits::kRuleVectorsMax] = {};
+  const Weighed* terms = nullptr;
+  size_t n_terms = 0;
+  float by = 1;  // what their sum is divided by
+  size_t n = 0;
+  const Copy* copies = nullptr;
+  size_t n_copies = 0;
+};
+
 // Rows of a table, each somewhere else.
 struct Rows {
   float* const* w = nullptr;
@@ -46,13 +68,8 @@ struct RuleKernels {
   void (*dense)(const Step&, const Dense&);
   void (*dense_f64)(const Step&, const Dense&);  // nullptr unless any_dtype
   void (*dense_i64)(const Step&, const Dense&);
+  void (*mean)(const Step&, const Mean&);  // weigh() of each term, divide(), dense(), to the bit; nullptr: has no means
   void (*rows)(const Hyper&, const Rows&);
-};
-
-// A gradient and what it counts.
-struct Weighed {
-  const float* g;
-  float weight;
 };
 
 struct Kernels {
@@ -65,8 +82,6 @@ struct Kernels {
   void (*weigh)(float* into, const float* g, float weight, bool add, size_t n);  // into = weight * g, or += of it
   void (*scale)(float* into, float by, size_t n);
   void (*divide)(float* into, float by, size_t n);  // what ends a mean
-  // weigh() of each, then divide(), to the bit.
-  void (*mean)(float* into, const Weighed* terms, size_t n_terms, float by, size_t n);
   bool (*finite)(Dtype, const void* in, size_t n);
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);

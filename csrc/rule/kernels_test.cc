@@ -243,26 +243,60 @@ TEST(a_mean_divides_the_same_on_every_instruction_set) {
 
 TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
   test::Random random(test::seed());
-  for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
-    for (const size_t n_terms : {1, 2, 3, 5}) {
-      std::vector<std::vector<float>> gradients;
-      std::vector<Weighed> terms;
-      for (size_t t = 0; t < n_terms; ++t) gradients.push_back(any_numbers(random, n + 1));
-      for (size_t t = 0; t < n_terms; ++t)
-        terms.push_back({gradients[t].data() + 1, static_cast<float>(1 + random.below(4)) / 2});
-      for (const float by : {1.0f, 2.0f, 0.25f, 3.0f, 0.7f, 1e-38f, 0x1p-126f, 0x1p127f, 0.0f}) {
-        std::vector<float> want(n);
-        for (size_t i = 0; i < n; ++i) {
-          want[i] = terms[0].weight * terms[0].g[i];
-          for (size_t t = 1; t < n_terms; ++t) want[i] += terms[t].weight * terms[t].g[i];
-          want[i] /= by;
-        }
-        for (const Kernels* k : every_isa()) {
-          std::vector<float> got(n), steps(n);
-          k->mean(got.data(), terms.data(), n_terms, by, n);
-          for (size_t t = 0; t < n_terms; ++t) k->weigh(steps.data(), terms[t].g, terms[t].weight, t != 0, n);
-          k->divide(steps.data(), by, n);
-          CHECK(same_bits(got, want) && same_bits(steps, want));
+  for (size_t rule = 0; rule < test::kRules; ++rule) {
+    if (every_isa()[0]->rules[rule].mean == nullptr) continue;
+    for (const size_t n : {1, 3, 17, 64, 128, 1001}) {
+      for (const size_t n_terms : {1, 2, 3, 5}) {
+        std::vector<std::vector<float>> gradients;
+        std::vector<Weighed> terms;
+        for (size_t t = 0; t < n_terms; ++t) gradients.push_back(any_numbers(random, n + 1));
+        for (size_t t = 0; t < n_terms; ++t)
+          terms.push_back({gradients[t].data() + 1, static_cast<float>(1 + random.below(4)) / 2});
+        const std::vector<float> w = any_numbers(random, n), a = any_numbers(random, n), b = any_numbers(random, n);
+        Hyper hyper;
+        for (double& v : hyper.v) v = static_cast<double>(1 + random.below(9)) / 10;
+        for (const float by : {1.0f, 2.0f, 0.25f, 3.0f, 0.7f, 1e-38f, 0x1p-126f, 0x1p127f, 0.0f}) {
+          std::vector<float> sum(n);
+          for (size_t i = 0; i < n; ++i) {
+            sum[i] = terms[0].weight * terms[0].g[i];
+            for (size_t t = 1; t < n_terms; ++t) sum[i] += terms[t].weight * terms[t].g[i];
+            sum[i] /= by;
+          }
+          for (const Kernels* k : every_isa()) {
+            const RuleKernels& r = k->rules[rule];
+            const Step step = r.prepare(hyper, 3);
+            std::vector<float> steps(n);
+            for (size_t t = 0; t < n_terms; ++t) k->weigh(steps.data(), terms[t].g, terms[t].weight, t != 0, n);
+            k->divide(steps.data(), by, n);
+            CHECK(same_bits(steps, sum));
+            std::vector<float> w1 = w, a1 = a, b1 = b, w2 = w, a2 = a, b2 = b, copies[3];
+            Dense d;
+            d.w = w1.data();
+            d.state[0] = a1.data();
+            d.state[1] = b1.data();
+            d.g = sum.data();
+            d.n = n;
+            r.dense(step, d);
+            Mean m;
+            m.w = w2.data();
+            m.state[0] = a2.data();
+            m.state[1] = b2.data();
+            m.terms = terms.data();
+            m.n_terms = n_terms;
+            m.by = by;
+            m.n = n;
+            for (auto& c : copies) c.resize(n + 32);
+            // Two that may go past the cache, of which one is not where it could; and one that may not.
+            auto* const aligned =
+                reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(copies[0].data()) + 63) & ~63ul);
+            const Mean::Copy to[] = {{aligned, true}, {copies[1].data() + 1, true}, {copies[2].data(), false}};
+            m.copies = to;
+            m.n_copies = 3;
+            r.mean(step, m);
+            k->fence();
+            CHECK(same_bits(w2, w1) && same_bits(a2, a1) && same_bits(b2, b1));
+            for (const Mean::Copy& c : to) CHECK(same_bits(std::vector<float>(c.to, c.to + n), w1));
+          }
         }
       }
     }

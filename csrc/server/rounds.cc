@@ -289,7 +289,7 @@ Status Rounds::apply(const Target& target, double weight) {
 // The usual case: every worker pushed the whole shard once, and nothing was added up yet. The same sums in one pass.
 bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting) {
   if (sum_.any || end == 0 || target.tensor == nullptr || target.tensor->spec().dtype != Dtype::kFloat32) return false;
-  if (!takes_mean(target) || rule_of(target).layout.row_scalars != 0) return false;
+  if (rule_of(target).mean == nullptr) return false;
   const Cut& cut = target.tensor->cut();
   const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
   std::vector<Weighed> terms;
@@ -303,15 +303,14 @@ bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target, co
     weight += p.weight;
   }
   const double all = gate.weight(gate.made());
-  std::vector<Tensor::Copy> copies;
+  std::vector<Mean::Copy> copies;
   for (Waiting* const w : waiting) {
     const Waiting::Wants wants = w->wants(gate.made() + 1);
     if (wants.out == nullptr) continue;
     copies.push_back({wants.out, wants.stream});
     w->served();
   }
-  target.tensor->apply_mean(target.shard, pushes_[0].hyper, terms.data(), terms.size(),
-                            static_cast<float>(all > 0 ? all : weight), copies);
+  target.tensor->apply_mean(target.shard, pushes_[0].hyper, terms, static_cast<float>(all > 0 ? all : weight), copies);
   return true;
 }
 

@@ -13,8 +13,6 @@ namespace {
 
 // How many numbers are converted at once.
 constexpr uint64_t kBlock = 1024;
-// So few that a processor reads ahead of the gradients while it still writes the weights: all streams flow at once.
-constexpr uint64_t kMeanBlock = 256;
 
 // Keeps arrays off power-of-two distances.
 constexpr uint64_t kStagger = 64 * 67;
@@ -259,33 +257,21 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
   if (arrays.stream) kernels().fence();
 }
 
-void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms, size_t n_terms, float weight,
-                        const std::vector<Copy>& copies) {
+void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<Weighed>& terms, float weight,
+                        const std::vector<Mean::Copy>& copies) {
   const RuleKernels& rule = kernels(spec_.rule.kind);
-  const Step step = rule.prepare(hyper, ++this->shard(shard).count);
-  const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
-  alignas(64) float mean[kMeanBlock];
-  std::vector<Weighed> here(n_terms);
-  for (uint64_t at = 0; at < n; at += kMeanBlock) {
-    const uint64_t m = std::min(kMeanBlock, n - at);
-    for (size_t t = 0; t < n_terms; ++t) here[t] = {terms[t].g + at, terms[t].weight};
-    kernels().mean(mean, here.data(), n_terms, weight, m);
-    Dense d;
-    d.w = weights(first + at);
-    for (int v = 0; v < rule.layout.vectors; ++v) d.state[v] = state_[v] + (first + at - first_);
-    d.g = mean;
-    d.n = m;
-    if (!copies.empty()) {
-      d.out = copies[0].to + at;
-      d.stream = copies[0].stream;
-    }
-    rule.dense(step, d);
-    for (size_t c = 1; c < copies.size(); ++c) {
-      copies[c].stream ? kernels().stream(copies[c].to + at, d.w, m * sizeof(float))
-                       : static_cast<void>(std::memcpy(copies[c].to + at, d.w, m * sizeof(float)));
-    }
-  }
-  if (std::any_of(copies.begin(), copies.end(), [](const Copy& c) { return c.stream; })) kernels().fence();
+  const uint64_t first = cut_.first_of(shard);
+  Mean m;
+  m.w = reinterpret_cast<float*>(weights(first));
+  for (int v = 0; v < rule.layout.vectors; ++v) m.state[v] = state_[v] + (first - first_);
+  m.terms = terms.data();
+  m.n_terms = terms.size();
+  m.by = weight;
+  m.n = cut_.end_of(shard) - first;
+  m.copies = copies.data();
+  m.n_copies = copies.size();
+  rule.mean(rule.prepare(hyper, ++this->shard(shard).count), m);
+  if (std::any_of(copies.begin(), copies.end(), [](const Mean::Copy& c) { return c.stream; })) kernels().fence();
 }
 
 void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const {

@@ -87,12 +87,8 @@ class Tensor {
   void apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
   // One update of a whole float32 shard from several gradients: their sum by weight, over `weight`. The new weights go
   // to each of the copies as well.
-  struct Copy {
-    float* to;
-    bool stream;  // past the cache
-  };
-  void apply_mean(uint32_t shard, const Hyper& hyper, const Weighed* terms, size_t n, float weight,
-                  const std::vector<Copy>& copies);
+  void apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<Weighed>& terms, float weight,
+                  const std::vector<Mean::Copy>& copies);
   // The weights of the spans, to arrays.out.
   void read(const Span* spans, size_t n, const Arrays& arrays) const;
   // The shard's weights where they lie; the holder's of its turn.
