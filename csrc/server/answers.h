@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstring>
+#include <vector>
 
 #include "base/buffer.h"
 #include "base/crc32c.h"
@@ -39,6 +40,9 @@ class Answers {
     header.priority = request.priority;
     return header;
   }
+
+  // Frames are kept here instead, for somebody else to send.
+  void keep_in(std::vector<std::byte>* kept) { kept_ = kept; }
 
   // What comes from now on answers this request.
   void begin(const wire::Header& request) {
@@ -91,8 +95,13 @@ class Answers {
   void flush() {
     end_frame();
     if (begin_ == 0) return;
-    posts_ != nullptr ? post_to(*posts_, buffer_->data(), begin_)
-                      : static_cast<void>(to_.send(buffer_->data(), begin_));
+    if (kept_ != nullptr) {
+      kept_->insert(kept_->end(), buffer_->data(), buffer_->data() + begin_);
+    } else if (posts_ != nullptr) {
+      post_to(*posts_, buffer_->data(), begin_);
+    } else {
+      (void)to_.send(buffer_->data(), begin_);
+    }
     begin_ = 0;
     used_ = kSection;
   }
@@ -111,6 +120,7 @@ class Answers {
 
   Channel& to_;
   Connection* const posts_;
+  std::vector<std::byte>* kept_ = nullptr;
   wire::Header header_;
   Buffer* const buffer_;
   size_t begin_ = 0;        // of the frame

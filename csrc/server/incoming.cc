@@ -1,6 +1,8 @@
 #include "server/incoming.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "base/breaks.h"
 #include "server/crew.h"
@@ -18,8 +20,9 @@ constexpr size_t kStreamHelpers = 2;                     // one reads while two 
 constexpr uint64_t kSmallBytesMax = uint64_t{32} << 10;  // of parts that a thread takes at once
 constexpr uint64_t kTwoBytesMax = uint64_t{128} << 10;   // parts up to this are read in pairs
 
-thread_local Buffer t_in, t_out;      // of the part at hand, and of its answer
-thread_local Buffer t_heads, t_rest;  // of answers that are sent from where they lie
+thread_local Buffer t_in, t_out;             // of the part at hand, and of its answer
+thread_local std::vector<std::byte> t_kept;  // answers that leave together with others'
+thread_local Buffer t_heads, t_rest;         // of answers that are sent from where they lie
 
 Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
 
@@ -42,8 +45,12 @@ void Incoming::call_help(Server& server) {
 
 void Incoming::help() {
   helpers_.fetch_add(1, std::memory_order_acq_rel);
+  const bool together = shared_ && request_.lies();
+  if (together) begin_together();
   {
     Answers answers(channel_, request_.header(), &t_out);
+    t_kept.clear();
+    if (together) answers.keep_in(&t_kept);
     Lent lent(channel_, request_.header(), &t_heads, &t_rest);
     Batch batch;
     Freed freed;
@@ -57,11 +64,29 @@ void Incoming::help() {
     }
     lent.flush();
     answers.flush();
-    answer_all(&freed);
+    together ? end_together(t_kept, &freed) : answer_all(&freed);
     t_in.shrink(kKeptBufferBytes);
     t_out.shrink(kKeptBufferBytes);
   }
   if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1 && shared_) os::wake_all(helpers_);
+}
+
+void Incoming::begin_together() {
+  std::lock_guard lock(ending_);
+  ++working_;
+}
+
+void Incoming::end_together(const std::vector<std::byte>& answers, Freed* freed) {
+  std::unique_lock lock(ending_);
+  answers_.insert(answers_.end(), answers.begin(), answers.end());
+  freed_.insert(freed_.end(), std::make_move_iterator(freed->begin()), std::make_move_iterator(freed->end()));
+  freed->clear();
+  if (--working_ != 0) return;
+  const std::vector<std::byte> all = std::exchange(answers_, {});
+  Freed others = std::exchange(freed_, {});
+  lock.unlock();
+  answer_all(&others);
+  if (!all.empty()) (void)channel_.send(all.data(), all.size());
 }
 
 Status Incoming::finish() {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "server/connection.h"
 #include "server/helped.h"
@@ -41,6 +42,8 @@ class Incoming final : public Helped {
     uint64_t staged = 0;
   };
   bool next(Batch* batch, Freed* freed);
+  void begin_together();
+  void end_together(const std::vector<std::byte>& answers, Freed* freed);
   Status read_part(Request::Taken* taken, uint64_t* staged);
   bool read_small_part(Request::Taken* taken, size_t* used);
 
@@ -56,6 +59,13 @@ class Incoming final : public Helped {
   uint64_t left_bytes_;
   Status status_;
   std::atomic<uint32_t> helpers_{0};
+
+  // Where the arrays lie in arenas an answer says only that all is done: those of all threads leave together, when the
+  // last has ended. Else the client would wake up for half of them, often on the very core that has the other half.
+  std::mutex ending_;  // of what follows
+  size_t working_ = 0;
+  std::vector<std::byte> answers_;
+  Freed freed_;
 };
 
 }  // namespace windlass
