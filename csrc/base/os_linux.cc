@@ -269,6 +269,11 @@ long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait, Files* fil
     m.msg_control = beside;
     m.msg_controllen = sizeof beside;
   }
+  if (wait && files != nullptr) {
+    // Who sleeps in recvmsg() on a local socket is woken also when the other end reads; who polls is not.
+    pollfd readable{fd, POLLIN, 0};
+    ppoll(&readable, 1, nullptr, nullptr);
+  }
   const long got = outcome(recvmsg(fd, &m, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT)));
   if (files == nullptr || got <= 0) return got;
   if ((m.msg_flags & MSG_CTRUNC) != 0) files->lost = true;

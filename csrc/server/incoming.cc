@@ -101,7 +101,7 @@ Status Incoming::finish() {
 bool Incoming::next(Batch* batch, Freed* freed) {
   std::lock_guard lock(reading_);
   // Whoever waits for the peer owes nobody anything.
-  if (!request_.lies() || !channel_.has_ahead(kSection)) answer_all(freed);
+  if (!request_.lies() || (left_parts_ != 0 && !channel_.has_ahead(kSection))) answer_all(freed);
   size_t used = 0;  // of this thread's memory
   batch->n = 0;
   batch->staged = 0;
