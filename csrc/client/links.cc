@@ -332,8 +332,9 @@ Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
 
 // Receives until the work is done, a connection is down, or time is up.
 void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
-                 uint32_t seen) {
-  static const bool may_spin = os::cores() > 1;
+                 uint32_t seen, bool patient) {
+  static const bool has_cores = os::cores() > 1;
+  const bool may_spin = has_cores && !patient;  // other workers may be long in coming, and want the core
   constexpr size_t kFew = 8;
   const size_t n = lanes.size();
   os::Polled few[kFew];
@@ -377,10 +378,10 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
 }
 
 bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
-                 uint32_t seen) {
+                 uint32_t seen, bool patient) {
   size_t led = 0;
   while (led < lanes.size() && lanes[led]->try_lead()) ++led;
-  if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns, sent_on, seen);
+  if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns, sent_on, seen, patient);
   for (size_t i = 0; i < led; ++i) lanes[i]->unlead();
   if (sent_on.load(std::memory_order_acquire) != seen) return work.done();
   return work.done() || work.sleep_until(deadline_ns);

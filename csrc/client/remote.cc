@@ -82,15 +82,16 @@ std::vector<Lane*> Remote::all_lanes() const {
 }
 
 bool Remote::wait_away(Work& work, int64_t deadline_ns) {
+  const bool patient = !trips_.empty() && trips_[0]->patient;
   for (;;) {
     const uint32_t seen = sent_on_.load(std::memory_order_acquire);
     if (seen == 0) {
-      if (links_->wait(work, lanes_, deadline_ns, sent_on_, seen)) return true;
+      if (links_->wait(work, lanes_, deadline_ns, sent_on_, seen, patient)) return true;
     } else {
       std::unique_lock lock(strays_mutex_);
       const std::vector<Lane*> lanes = all_lanes();
       lock.unlock();
-      if (links_->wait(work, lanes, deadline_ns, sent_on_, seen)) return true;
+      if (links_->wait(work, lanes, deadline_ns, sent_on_, seen, patient)) return true;
     }
     if (os::now_ns() >= deadline_ns) return work.done();
   }

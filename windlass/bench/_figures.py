@@ -83,8 +83,11 @@ def seconds_of(run: Callable[[], object], repeats: int = 1) -> float:
 
 def interleave(ours: Callable[[], float], limit: Callable[[], float], rounds: int) -> tuple[float, float]:
     """The best seconds of both, measured in turns."""
-    best_ours = best_limit = float("inf")
-    for _ in range(rounds):
-        best_limit = min(best_limit, limit())
-        best_ours = min(best_ours, ours())
+    best_ours, best_limit = (min(seconds) for seconds in in_turns(ours, limit, rounds))
     return best_ours, best_limit
+
+
+def in_turns(ours: Callable[[], float], limit: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
+    """The seconds of both, measured in turns."""
+    pairs = [(limit(), ours()) for _ in range(rounds)]
+    return [mine for _, mine in pairs], [best for best, _ in pairs]

@@ -19,7 +19,7 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
-from windlass.bench._figures import Suite, interleave
+from windlass.bench._figures import Suite, in_turns
 from windlass.bench.core import MB
 from windlass.bench.local import Worker
 from windlass.testing import Servers
@@ -260,7 +260,7 @@ def gates(suite: Suite, pulls: int) -> None:
 
 def in_step(suite: Suite, rounds: int) -> None:
     """BSP of two workers with registered arrays, against g = (g0 + g1) / 2; w = rule(w, g); out0 = out1 = w."""
-    n, repeats, threads = 16 * MB // 4, 20, _core.cores()
+    n, repeats, threads = 16 * MB // 4, 100, _core.cores()
     with (
         Servers(1, kind="unix") as servers,
         Worker(servers, 0, n, "bsp") as first,
@@ -281,7 +281,7 @@ def in_step(suite: Suite, rounds: int) -> None:
             return _core.limit_fused_sgd_of_two(w, g0, g1, out0, out1, True, threads, repeats)
 
         ours()
-        mine, best = interleave(ours, limit, rounds)
+        mine, best = (statistics.median(seconds) for seconds in in_turns(ours, limit, rounds))
     suite.rate(
         "push_pull SGD 16 MB under BSP, 2 workers",
         n * 4 / mine / 1e9,
