@@ -12,9 +12,11 @@ namespace windlass {
 namespace {
 
 // Successive blocks start at different distances from a huge page, so that no two arrays of a step lie at an exact
-// power of two from each other.
+// power of two from each other. Nor from a server's own, or from another worker's: huge pages in the same banks of the
+// memory, read at the same places in turn, can take twice as long.
 constexpr size_t kStagger = 64 * 37;
-constexpr uint32_t kStaggers = 8;
+constexpr uint32_t kStaggers = 16;
+constexpr uint32_t kStaggersOfRank = 3;
 constexpr size_t kSmallBytes = size_t{256} << 10;  // blocks up to this share segments
 constexpr size_t kSmallSegmentBytes = size_t{2} << 20;
 
@@ -62,6 +64,8 @@ Segment::~Segment() {
   os::close_after_fork(file_, false);
   os::close_file(file_);
 }
+
+Arena::Arena(bool shared, uint32_t rank) : shared_(shared), taken_(shared ? 1 + kStaggersOfRank * rank : 0) {}
 
 // A free block with that much room, or up to `most`; nullptr when there is none.
 std::byte* Arena::reuse(size_t bytes, size_t room, size_t most) {

@@ -72,7 +72,8 @@ struct Place {
 class Arena {
  public:
   // shared: servers on the same host may be given its memory.
-  explicit Arena(bool shared = false) : shared_(shared) {}
+  // rank: of the worker whose arrays they are; those of different workers meet in a server's pass.
+  explicit Arena(bool shared = false, uint32_t rank = 0);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -138,7 +139,7 @@ class Arena {
   size_t small_used_ = 0;
   uint32_t segments_ = 0;
   std::string failure_;
-  uint32_t taken_ = 0;
+  uint32_t taken_;
 };
 
 }  // namespace windlass

@@ -14,7 +14,7 @@ Engine::Engine(int threads, uint64_t memory_bytes_max)
 
 Engine::Engine(std::shared_ptr<Links> links, const std::shared_ptr<Engine>& arena_of)
     : links_(std::move(links)),
-      arena_(arena_of != nullptr ? arena_of->arena_ : std::make_shared<Arena>(links_->may_share())) {
+      arena_(arena_of != nullptr ? arena_of->arena_ : std::make_shared<Arena>(links_->may_share(), links_->rank())) {
   arena_->add_teller([links = std::weak_ptr<Links>(links_)](const Arena::Segments& segments) {
     if (const std::shared_ptr<Links> alive = links.lock(); alive != nullptr) alive->break_if_told(segments);
   });
