@@ -8,13 +8,15 @@ namespace windlass {
 
 class CloseCall final : public Work, public Remote {
  public:
+  // asks: it closes nothing, and its answers say that what came before it has arrived.
   CloseCall(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
-            std::vector<uint32_t> open)
+            std::vector<uint32_t> open, bool asks)
       : Remote(session->engine().links()),
         session_(std::move(session)),
         closing_(closing),
         clock_(clock),
-        open_(std::move(open)) {}
+        open_(std::move(open)),
+        asks_(asks) {}
 
   Status start(int64_t deadline_ns);
 
@@ -58,7 +60,11 @@ class CloseCall final : public Work, public Remote {
   void finished() override {
     if (const Status s = status(); !s.ok()) session_->unseen_.add(Status(s.code(), "tick: " + s.message()));
   }
-  void over() override { session_->engine().leave(); }
+  void over() override {
+    if (!asks_ && session_->closes_under_way_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      os::wake_all(session_->closes_under_way_);
+    session_->engine().leave();
+  }
 
  private:
   struct Part {
@@ -71,6 +77,7 @@ class CloseCall final : public Work, public Remote {
   const std::vector<ClosingShards> closing_;
   const uint64_t clock_;
   const std::vector<uint32_t> open_;
+  const bool asks_;
   std::vector<Part> parts_;
 };
 
@@ -82,16 +89,19 @@ Status CloseCall::start(int64_t deadline_ns) {
     for (const uint32_t shard : closing_[object].shards) {
       const Owners::At at = closing_[object].progress->owners->of(shard);
       add_part(plan, at.server,
-               {.part = static_cast<uint32_t>(parts_.size()), .term = at.term, .flags = wire::kCloses});
+               {.part = static_cast<uint32_t>(parts_.size()),
+                .term = at.term,
+                .flags = asks_ ? uint16_t{0} : uint16_t{wire::kCloses}});
       parts_.push_back({object, shard});
     }
   }
-  for (uint32_t server = 0; server < links_->servers().size(); ++server)
+  for (uint32_t server = 0; server < links_->servers().size() && !asks_; ++server)
     add_part(plan, server, {.part = static_cast<uint32_t>(parts_.size()) + server});
   if (const Status status = reserve("tick", deadline_ns); !status.ok()) {
     engine.leave();
     return status;
   }
+  if (!asks_) session_->closes_under_way_.fetch_add(1, std::memory_order_relaxed);
   begin_away(trips());
   const Ref<Work> self(this);
   {
@@ -113,8 +123,17 @@ Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingSha
   // A reader has no clock; and where there is one worker and no gate, nobody wants to know it, unless others may join.
   const bool alone = session->world_size() == 1 && !session->engine().links()->may_grow();
   if (session->world_size() == 0 || (alone && closing.empty())) return {};
-  const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open)));
+  const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open), false));
   return call->start(deadline_ns);
+}
+
+Status settle_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& shards, int64_t deadline_ns) {
+  const Status late(Code::kTimeout, "leave: not everything has arrived in time");
+  WL_RETURN_IF_ERROR(session->await_closes(deadline_ns) ? Status() : late);
+  const uint64_t clock = session->clock();
+  const Ref<CloseCall> call(new CloseCall(std::move(session), shards, clock, {}, true));
+  WL_RETURN_IF_ERROR(call->start(deadline_ns));
+  return call->wait_until(deadline_ns) ? call->status() : late;
 }
 
 }  // namespace windlass

@@ -1,5 +1,7 @@
 #include "client/engine.h"
 
+#include <numeric>
+
 #include "client/close.h"
 #include "client/links.h"
 #include "client/local_gate.h"
@@ -301,13 +303,30 @@ Status Session::leave(int64_t deadline_ns) {
     engine_->server().leave(rank_, world_size_, incarnation_);
     return {};
   }
+  std::vector<ClosingShards> gated;
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
-    const auto gated = [](const auto& entry) { return entry.second->sync.gated(); };
-    if (world_size_ == 0 || std::none_of(progress_.begin(), progress_.end(), gated)) return {};
+    for (const auto& [name, p] : progress_) {
+      if (!p->sync.gated() || p->owners == nullptr) continue;
+      gated.push_back({p, std::vector<uint32_t>(p->closed.size()), 0});
+      std::iota(gated.back().shards.begin(), gated.back().shards.end(), 0);
+    }
   }
+  if (world_size_ == 0 || gated.empty()) return {};
+  // Whom nobody waits for comes too late: first everything must be where it belongs.
+  const Status settled = settle_away(shared_from_this(), gated, deadline_ns);
   Standing standing;
-  return ask_standing(Gate::kOver, deadline_ns, &standing);
+  const Status left = ask_standing(Gate::kOver, deadline_ns, &standing);
+  return settled.ok() ? left : settled;
+}
+
+bool Session::await_closes(int64_t deadline_ns) {
+  for (uint32_t n; (n = closes_under_way_.load(std::memory_order_acquire)) != 0;) {
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) return false;
+    os::wait(closes_under_way_, n, left);
+  }
+  return true;
 }
 
 Status Session::ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all) {

@@ -146,6 +146,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Status enter(int64_t deadline_ns);
   // It is waited for no more, and need not wait itself.
   Status leave(int64_t deadline_ns);
+  bool await_closes(int64_t deadline_ns);             // that are on their way to servers elsewhere
   bool has_open_pushes();                             // that wait for an iteration which this worker has not closed
   uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
@@ -177,6 +178,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<uint64_t> clock_{0}, catch_up_{0};
   std::atomic<bool> left_{false};
   std::atomic<int64_t> told_ns_{0};
+  std::atomic<uint32_t> closes_under_way_{0};
   Unseen unseen_;  // of closes
   std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;
