@@ -79,8 +79,10 @@ Status Call::finish(int64_t deadline_ns) {
   if (!has_room && ordinary_ && pushes() && always_goes_on()) {
     // Copies are limited. What has not been begun is taken back rather than copied.
     bool any = false;
-    if (take_back(&any))
+    if (take_back(&any)) {
+      uncount();
       return Status(Code::kTimeout, what() + ": not done in time" + where() + "; not begun, and taken back");
+    }
   }
   const bool goes_on = pushes() && (!ordinary_ || has_room || always_goes_on());
   if (ordinary_ && goes_on) {
@@ -218,7 +220,7 @@ bool Call::take_back() {
   if (!stay_open()) return taken_back_;
   bool any = false;
   const bool all = take_back(&any);
-  if (all) taken_back_ = true;
+  if (all && !taken_back_.exchange(true)) uncount();
   end_away(any ? Status(Code::kCancelled, what() + ": cancelled") : Status());
   return taken_back_;
 }

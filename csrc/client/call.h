@@ -86,6 +86,7 @@ class Call : public Work {
   virtual void admitted() {}  // once, when nothing can refuse the request any more and before its first part runs
   virtual bool pushes() const { return false; }
   virtual bool take_back(bool* any);  // what has not been begun: whether that was all, whether it was anything
+  virtual void uncount() {}           // all of it was
   virtual std::string stuck() const { return ""; }     // where a request that is late is
   virtual uint64_t kept_besides() const { return 0; }  // bytes that a copy needs beyond the larger array
   virtual void give_way() {}  // a pull into registered arrays is late: what has not left need not leave

@@ -61,6 +61,11 @@ Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool cl
   return {clock, closes, weight, progress_->weight};
 }
 
+void Handle::uncount(const Iteration& iteration) {
+  std::lock_guard lock(session_->clock_mutex());
+  if (session_->clock() == iteration.clock) progress_->weight -= iteration.weight;
+}
+
 std::vector<uint64_t> Handle::closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const {
   if (!sync_.gated()) return {};
   std::vector<uint64_t> closed;

@@ -81,6 +81,8 @@ class Handle {
   Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns);
   // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere.
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
+  // It was taken back, all of it, and counts no more.
+  void uncount(const Iteration& iteration);
   // For a pull, which waits for what its worker has closed already: the clock of each shard, or nothing where none is
   // beyond the worker's.
   std::vector<uint64_t> closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const;

@@ -37,6 +37,10 @@ bool TableCall::waits_for_close() const {
 
 bool TableCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
+void TableCall::uncount() {
+  if (pushes_) client_->uncount(iteration_);
+}
+
 void TableCall::begin_iteration() {
   if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
   asked_ = pushes_ ? iteration_.clock + 1 : session().clock();

@@ -38,6 +38,7 @@ class TableCall : public Call {
   bool pushes() const override { return pushes_; }
   bool waits_for_update() const override;
   bool would_deadlock() const override;
+  void uncount() override;
   // A push counts from now on; a pull is of the present clock, or of the one that its worker has closed at the shard.
   void begin_iteration();
   // The clock at which a part looks at the rows.

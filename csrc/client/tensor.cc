@@ -53,6 +53,10 @@ bool TensorCall::waits_for_close() const {
 
 bool TensorCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
+void TensorCall::uncount() {
+  if (pushes_) client_->uncount(iteration_);
+}
+
 void TensorCall::begin_iteration() {
   if (pushes_) iteration_ = client_->iteration_of_push(shards_, closes_, weight_);
   asked_ = pushes_ ? iteration_.clock + 1 : session().clock();

@@ -423,7 +423,8 @@ void Hosted::close(const Order& o, Shard& shard, bool refused, bool* has_read) {
   const int64_t now = os::now_ns();
   bool moved = false;
   if ((o.part.flags & wire::kCloses) != 0) {
-    const double weight = refused ? o.object_weight - o.weight : o.object_weight;
+    const bool nothing = refused || (o.pushes() && !brings_numbers(o));  // or it was taken back
+    const double weight = nothing ? o.object_weight - o.weight : o.object_weight;
     moved = gate.close(o.rank, o.op() == Op::kClose ? o.part.clock : o.part.clock + 1, weight, now);
   } else if (!gate.sync().rounds()) {
     moved = gate.close(o.rank, o.part.clock, 0, now);

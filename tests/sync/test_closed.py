@@ -110,3 +110,19 @@ def test_a_push_pull_that_is_taken_back_holds_up_nobody(crew: Crew) -> None:
         assert future.cancel()
     assert (second.push_pull(np.full(n, 3, np.float32), timeout=10) == -3).all()
     assert (first.pull(timeout=10) == -3).all()
+
+
+@pytest.mark.embedded("what has left for servers elsewhere is not taken back")
+def test_a_push_that_is_taken_back_is_not_in_the_mean(crew: Crew) -> None:
+    n = 300_000
+    first, second = (w.tensor("w", n, rule=wl.SGD(lr=1.0), sync="bsp") for w in crew.workers)
+    grad = crew.workers[0].empty(n)
+    grad[:] = 100
+    with held(first, *range(first.shards)):
+        future = first.push(grad, weight=5.0)
+        assert future.cancel()
+    first.push(np.full(n, 2, np.float32))
+    second.push(np.full(n, 4, np.float32))
+    for worker in crew.workers:
+        worker.tick()
+    assert (first.pull(timeout=10) == -3).all()
