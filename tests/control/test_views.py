@@ -290,6 +290,17 @@ def test_a_worker_that_counts_more_workers_makes_the_app_that_large():
     assert refused.why == "app 'default' has 4 workers, not world_size=2"
 
 
+def test_who_takes_a_lost_workers_place_need_not_know_that_the_app_has_grown():
+    brain = waiting(workers=2)
+    assert brain.join("worker", 300, rank=2, world_size=3, on_worker_loss="wait") is None
+    brain.die(201)
+    for rank in (None, 0, 2):
+        assert brain.join("worker", 301, rank=rank, world_size=2, on_worker_loss="wait") is not None
+    assert brain.join("worker", 301, rank=1, world_size=2, on_worker_loss="wait") is None
+    assert last(brain)[1:] == ([0, 1, 2], [])
+    assert brain.last(301, m.View).world_size == 3
+
+
 def test_an_app_grows_for_nobody_who_is_refused():
     brain = waiting(workers=2)
     for fields in ({"rank": 1}, {"rank": 3}, {"rank": 2, "on_worker_loss": "continue"}):

@@ -236,7 +236,9 @@ class State:
             app.world_size = join.world_size
             app.on_worker_loss = join.on_worker_loss
         grows = app.started and join.world_size > app.world_size
-        if join.world_size != app.world_size and not grows:
+        # Its launcher may not know that the app has grown since.
+        replaces = join.rank in app.waited and join.world_size < app.world_size
+        if join.world_size != app.world_size and not grows and not replaces:
             raise Wrong(
                 "InvalidArgument", f"app {app.name!r} has {app.world_size} workers, not world_size={join.world_size}"
             )
