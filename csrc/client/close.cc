@@ -1,6 +1,7 @@
 #include "client/close.h"
 
 #include <cstring>
+#include <numeric>
 
 #include "client/remote.h"
 
@@ -8,15 +9,16 @@ namespace windlass {
 
 class CloseCall final : public Work, public Remote {
  public:
-  // asks: it closes nothing, and its answers say that what came before it has arrived.
+  // told: the servers that get a tick. Without any it closes nothing, and its answers say that what came before it has
+  // arrived.
   CloseCall(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
-            std::vector<uint32_t> open, bool asks)
+            std::vector<uint32_t> open, std::vector<uint32_t> told)
       : Remote(session->engine().links()),
         session_(std::move(session)),
         closing_(closing),
         clock_(clock),
         open_(std::move(open)),
-        asks_(asks) {}
+        told_(std::move(told)) {}
 
   Status start(int64_t deadline_ns);
 
@@ -58,10 +60,13 @@ class CloseCall final : public Work, public Remote {
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
   void finished() override {
-    if (const Status s = status(); !s.ok()) session_->unseen_.add(Status(s.code(), "tick: " + s.message()));
+    if (const Status s = status(); !s.ok()) return session_->unseen_.add(Status(s.code(), "tick: " + s.message()));
+    if (told_.size() < links_->servers().size()) return;
+    std::lock_guard lock(session_->clock_mutex());
+    if (open_.size() > session_->told_open_.size()) session_->told_open_ = open_;
   }
   void over() override {
-    if (!asks_ && session_->closes_under_way_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    if (!told_.empty() && session_->closes_under_way_.fetch_sub(1, std::memory_order_acq_rel) == 1)
       os::wake_all(session_->closes_under_way_);
     session_->engine().leave();
   }
@@ -77,7 +82,7 @@ class CloseCall final : public Work, public Remote {
   const std::vector<ClosingShards> closing_;
   const uint64_t clock_;
   const std::vector<uint32_t> open_;
-  const bool asks_;
+  const std::vector<uint32_t> told_;
   std::vector<Part> parts_;
 };
 
@@ -91,17 +96,16 @@ Status CloseCall::start(int64_t deadline_ns) {
       add_part(plan, at.server,
                {.part = static_cast<uint32_t>(parts_.size()),
                 .term = at.term,
-                .flags = asks_ ? uint16_t{0} : uint16_t{wire::kCloses}});
+                .flags = told_.empty() ? uint16_t{0} : uint16_t{wire::kCloses}});
       parts_.push_back({object, shard});
     }
   }
-  for (uint32_t server = 0; server < links_->servers().size() && !asks_; ++server)
-    add_part(plan, server, {.part = static_cast<uint32_t>(parts_.size()) + server});
+  for (const uint32_t server : told_) add_part(plan, server, {.part = static_cast<uint32_t>(parts_.size()) + server});
   if (const Status status = reserve("tick", deadline_ns); !status.ok()) {
     engine.leave();
     return status;
   }
-  if (!asks_) session_->closes_under_way_.fetch_add(1, std::memory_order_relaxed);
+  if (!told_.empty()) session_->closes_under_way_.fetch_add(1, std::memory_order_relaxed);
   begin_away(trips());
   const Ref<Work> self(this);
   {
@@ -123,7 +127,15 @@ Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingSha
   // A reader has no clock; and where there is one worker and no gate, nobody wants to know it, unless others may join.
   const bool alone = session->world_size() == 1 && !session->engine().links()->may_grow();
   if (session->world_size() == 0 || (alone && closing.empty())) return {};
-  const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open), false));
+  std::vector<uint32_t> all(session->engine().links()->servers().size());
+  std::iota(all.begin(), all.end(), 0);
+  const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open), std::move(all)));
+  return call->start(deadline_ns);
+}
+
+Status tick_away(std::shared_ptr<Session> session, const std::vector<uint32_t>& servers, uint64_t clock,
+                 std::vector<uint32_t> open, int64_t deadline_ns) {
+  const Ref<CloseCall> call(new CloseCall(std::move(session), {}, clock, std::move(open), servers));
   return call->start(deadline_ns);
 }
 
@@ -131,7 +143,7 @@ Status settle_away(std::shared_ptr<Session> session, const std::vector<ClosingSh
   const Status late(Code::kTimeout, "leave: not everything has arrived in time");
   WL_RETURN_IF_ERROR(session->await_closes(deadline_ns) ? Status() : late);
   const uint64_t clock = session->clock();
-  const Ref<CloseCall> call(new CloseCall(std::move(session), shards, clock, {}, true));
+  const Ref<CloseCall> call(new CloseCall(std::move(session), shards, clock, {}, {}));
   WL_RETURN_IF_ERROR(call->start(deadline_ns));
   return call->wait_until(deadline_ns) ? call->status() : late;
 }

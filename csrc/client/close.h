@@ -20,6 +20,10 @@ struct ClosingShards {
 Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
                   std::vector<uint32_t> open, int64_t deadline_ns);
 
+// Only says it, to these servers.
+Status tick_away(std::shared_ptr<Session> session, const std::vector<uint32_t>& servers, uint64_t clock,
+                 std::vector<uint32_t> open, int64_t deadline_ns);
+
 // Waits until everything that was pushed to these shards, and closed there, has arrived, wherever they are by now.
 Status settle_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& shards, int64_t deadline_ns);
 

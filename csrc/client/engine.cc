@@ -1,6 +1,7 @@
 #include "client/engine.h"
 
 #include <numeric>
+#include <utility>
 
 #include "client/close.h"
 #include "client/links.h"
@@ -239,7 +240,7 @@ void Session::catch_up(uint64_t clock) {
   }
 }
 
-Status Session::tick(int64_t deadline_ns) {
+Status Session::tick(int64_t deadline_ns, bool push_follows) {
   WL_RETURN_IF_ERROR(engine_->usable());
   std::vector<ClosingShards> closing;
   std::vector<uint32_t> open;  // objects
@@ -260,12 +261,42 @@ Status Session::tick(int64_t deadline_ns) {
       if (c.shards.empty()) closing.pop_back();
     }
     clock_.store(clock, std::memory_order_release);
+    if (push_follows && world_size_ > 1 && closing.empty() && !open.empty() && open == told_open_) {
+      untold_.assign(engine_->links()->servers().size(), 1);
+      any_untold_.store(true, std::memory_order_release);
+      return {};
+    }
+    any_untold_.store(false, std::memory_order_release);
   }
   if (engine_->links() == nullptr) {
     close_here(closing, clock);
     return {};
   }
   return close_away(shared_from_this(), closing, clock, std::move(open), deadline_ns);
+}
+
+bool Session::tells(uint32_t server, uint64_t clock) {
+  if (!any_untold_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(clock_mutex_);
+  if (!any_untold_ || clock != clock_.load(std::memory_order_relaxed)) return false;
+  return std::exchange(untold_[server], 0) != 0;
+}
+
+Status Session::tell_rest(int64_t deadline_ns) {
+  if (!any_untold_.load(std::memory_order_acquire)) return {};
+  std::vector<uint32_t> servers, open;
+  uint64_t clock = 0;
+  {
+    std::lock_guard lock(clock_mutex_);
+    if (!any_untold_.exchange(false)) return {};
+    for (uint32_t server = 0; server < untold_.size(); ++server) {
+      if (untold_[server] != 0) servers.push_back(server);
+    }
+    open = told_open_;
+    clock = clock_.load(std::memory_order_relaxed);
+  }
+  if (servers.empty()) return {};
+  return tick_away(shared_from_this(), servers, clock, std::move(open), deadline_ns);
 }
 
 void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clock) {

@@ -139,7 +139,12 @@ class Session : public std::enable_shared_from_this<Session> {
   // How many iterations this worker has closed.
   uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
   // Closes everything that is open of the app. Does not wait for servers elsewhere.
-  Status tick(int64_t deadline_ns);
+  // push_follows: where nothing is left to close, servers hear of it with the next push to them; tell_rest() comes
+  // after that.
+  Status tick(int64_t deadline_ns, bool push_follows = false);
+  Status tell_rest(int64_t deadline_ns);
+  // Whether a push of this clock to that server should say that all before it is closed.
+  bool tells(uint32_t server, uint64_t clock);
   // Updates up to this one were made without us: the next tick goes on from there.
   void catch_up(uint64_t clock);
   // Where others have begun: this worker begins at a clock that fits theirs.
@@ -179,6 +184,10 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<bool> left_{false};
   std::atomic<int64_t> told_ns_{0};
   std::atomic<uint32_t> closes_under_way_{0};
+  // With clock_mutex_:
+  std::vector<uint32_t> told_open_;  // objects that every server knows this worker has open
+  std::vector<uint8_t> untold_;      // by server: it has not heard of the present clock
+  std::atomic<bool> any_untold_{false};
   Unseen unseen_;  // of closes
   std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;

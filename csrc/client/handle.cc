@@ -42,13 +42,13 @@ Status Handle::outsider(const Call& call) {
                 call.what() + ": under BSP only its workers push, and this session is of another world");
 }
 
-Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns) {
+Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone) {
   {
     std::lock_guard lock(session_->clock_mutex());
     const uint64_t now = session_->clock();
     if (std::none_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] > now; })) return {};
   }
-  return session_->tick(deadline_ns);
+  return session_->tick(deadline_ns, alone && remote());
 }
 
 Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight) {

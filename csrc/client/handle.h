@@ -78,7 +78,8 @@ class Handle {
   const std::shared_ptr<Links>& links() const { return session_->engine().links(); }
 
   // A push to a shard that this worker has already closed belongs to its next iteration: ticks first.
-  Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns);
+  // alone: one request, after which tell_rest() comes.
+  Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone = false);
   // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere.
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
   // It was taken back, all of it, and counts no more.

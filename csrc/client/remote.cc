@@ -59,6 +59,12 @@ void Remote::make_trip(const Plan& plan, uint32_t server) {
   trip.unanswered = 1;
 }
 
+void Remote::tell_clock(Session& session, uint64_t clock) {
+  for (size_t i = 0; i < trips_.size(); ++i) {
+    if (session.tells(servers_[i], clock)) trips_[i]->parts[0].flags |= wire::kTicks;
+  }
+}
+
 void Remote::submit(Work* self) {
   self_ = self;
   for (const Ref<Trip>& trip : trips_) trip->owner = Ref<Work>(self);

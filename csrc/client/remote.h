@@ -55,6 +55,8 @@ class Remote : public Cargo {
       for (Trip::Part& part : trip->parts) number(part.shard, &part);
     }
   }
+  // Servers that have not heard of the worker's clock yet hear of it with this push.
+  void tell_clock(Session& session, uint64_t clock);
   void submit(Work* self);  // in the order of the numbers
   void set_off(How how);
   bool wait_away(Work& work, int64_t deadline_ns);

@@ -93,6 +93,7 @@ class RemoteTableCall final : public TableCall, public Remote {
         part->sequence = numbered ? ++sent[shard] : sent[shard];
         part->clock = pushes_ ? iteration_.clock : asked(part->part);
       });
+      if (pushes_) tell_clock(session(), iteration_.clock);
       submit(this);
     }
     set_off(how);

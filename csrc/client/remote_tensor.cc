@@ -65,6 +65,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
         part->sequence = pushes_ ? ++sent[shard] : sent[shard];
         part->clock = pushes_ ? iteration_.clock : asked(part->part);
       });
+      if (pushes_) tell_clock(session(), iteration_.clock);
       submit(this);
     }
     set_off(how);

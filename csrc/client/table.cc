@@ -239,8 +239,11 @@ Status TableClient::make(const TableRequest& r, Ref<TableCall>* out) {
 
 Status TableClient::start(const TableRequest& r, How how, Ref<TableCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(make(r, out));
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
-  return (*out)->start(r.in, r.out, how, deadline_ns);
+  if (r.in == nullptr) return (*out)->start(nullptr, r.out, how, deadline_ns);
+  WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns, true));
+  const Status status = (*out)->start(r.in, r.out, how, deadline_ns);
+  const Status told = session().tell_rest(deadline_ns);
+  return status.ok() ? told : status;
 }
 
 Status TableClient::each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns) {

@@ -365,8 +365,11 @@ Status TensorClient::make(const TensorRequest& r, Ref<TensorCall>* out) {
 
 Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(make(r, out));
-  if (r.in != nullptr) WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns));
-  return (*out)->start(r.in, r.out, how, deadline_ns);
+  if (r.in == nullptr) return (*out)->start(nullptr, r.out, how, deadline_ns);
+  WL_RETURN_IF_ERROR(begin_push((*out)->shards(), deadline_ns, true));
+  const Status status = (*out)->start(r.in, r.out, how, deadline_ns);
+  const Status told = session().tell_rest(deadline_ns);
+  return status.ok() ? told : status;
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {

@@ -159,7 +159,6 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
   const uint64_t rows = object_->table() != nullptr ? object_->table()->rows(chunk.shard) : 0;
   if (end.rows != rows) return wrong("rows", end.rows, rows);
   if (object_->spec().sync().gated() && gate_ == nullptr) return wrong("gates", 1, 0);
-  const View view = object_->crowd()->view(object_->map().object);
   with_turn(shard_->turn, [&] {
     shard_->version = end.version;
     shard_->count = end.count;
@@ -170,7 +169,7 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
     if (gate_ == nullptr) return;
     shard_->gate = std::move(gate_);
     shard_->staged = std::move(rounds_);
-    object_->set_view(*shard_, chunk.shard, view);
+    object_->set_view(*shard_, chunk.shard, object_->crowd()->view(object_->map().object));
   });
   complete_ = true;
   return {};

@@ -257,6 +257,7 @@ void Departure::abort() {
     shard_.home.leaving = false;
     shard_.home.state = Residence::kHere;
     if (object_->table() != nullptr) rows().changes.reset();
+    object_->set_view(shard_, index_, object_->crowd()->view(object_->map().object));  // it missed what was said
     shard_.parked.free(shard_, &parked);
   });
   answer_all(&parked);

@@ -188,12 +188,12 @@ void Host::tell_gates(const std::shared_ptr<Crowd>& crowd) {
   Freed freed;
   for (const auto& object : objects) {
     if (object == nullptr || object->crowd() != crowd || !object->spec().sync().gated()) continue;
-    const View view = crowd->view(object->map().object);
     for (uint32_t i = 0; i < object->shards(); ++i) {
       Shard* const shard = object->find(i);
       if (shard == nullptr) continue;
       with_turn(shard->turn, [&] {
-        object->set_view(*shard, i, view);
+        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new place asks for the view
+        object->set_view(*shard, i, crowd->view(object->map().object));
         if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
       });
     }
@@ -213,17 +213,26 @@ void Host::set_view(const std::string& app, uint64_t number, const std::vector<C
 
 void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) {
   if (guest.rank_at_home() == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock, open)) return;
+  tell_others(guest.crowd, open);
+}
+
+void Host::tick(const Guest& guest, uint64_t clock) {
+  if (guest.rank_at_home() == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock)) return;
+  tell_others(guest.crowd, guest.crowd->open_of(guest.rank));
+}
+
+// Objects that a worker does not know are closed all the same.
+void Host::tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open) {
   std::vector<std::shared_ptr<Hosted>> objects;
   {
     std::shared_lock lock(objects_mutex_);
     objects = objects_;
   }
-  // Objects that this worker does not know are closed all the same.
   const bool others = std::any_of(objects.begin(), objects.end(), [&](const auto& object) {
-    return object != nullptr && object->crowd() == guest.crowd && object->spec().sync().gated() &&
+    return object != nullptr && object->crowd() == crowd && object->spec().sync().gated() &&
            !std::binary_search(open.begin(), open.end(), object->map().object);
   });
-  if (others) tell_gates(guest.crowd);
+  if (others) tell_gates(crowd);
 }
 
 Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {

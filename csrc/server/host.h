@@ -107,6 +107,7 @@ class Host {
     }).detach();
   }
   void tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open);
+  void tick(const Guest& guest, uint64_t clock);  // with the same objects open as the last time
   // A worker begins at a clock; Gate::kNone: it only asks; Gate::kOver: it is done.
   Status enter(const Guest& guest, uint64_t clock, Standing* standing);
   Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
@@ -142,6 +143,7 @@ class Host {
   bool unused();
   std::shared_ptr<Crowd> crowd_locked(const std::string& app);
   void tell_gates(const std::shared_ptr<Crowd>& crowd);
+  void tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open);
   TablePools& pools_of(const ObjectSpec& spec);
   Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
 

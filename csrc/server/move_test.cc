@@ -252,6 +252,36 @@ TEST(a_frozen_shard_parks_what_comes_and_refuses_it_once_it_has_left) {
   }
 }
 
+TEST(an_update_that_a_view_completes_while_its_shard_is_copied_is_made_once_at_either_place) {
+  for (const bool leaves : {true, false}) {
+    ObjectSpec spec = a_tensor("w", {10});
+    spec.tensor.sync = {Sync::kBsp, 0, 0};
+    Pair pair(spec);
+    for (const auto& host : pair.hosts) host->set_view("app", 1, {{0, kSession, true}, {1, 999, true}}, {});
+    Frame frame = on_whole(Op::kPush, pair.map, 0, 1, bytes_of(std::vector<float>(10, 1.0f)));
+    frame.parts[0].part.flags |= wire::kCloses;
+    const uint64_t push = pair.peers[0].start(frame);
+    CHECK(pair.peers[0].quiet(50));  // it waits for the other worker
+    std::unique_ptr<Departure> departure;
+    CHECK_OK(pair.hosts[0]->depart(1, 0, 1, 2, &departure));
+    bool lost = false;
+    std::vector<Sent> chunks;
+    CHECK_OK(all_chunks(*departure, &chunks, [&] {
+      if (!departure->frozen() || std::exchange(lost, true)) return;
+      for (const auto& host : pair.hosts) host->set_view("app", 2, {{0, kSession, true}}, {});
+    }));
+    CHECK(lost);
+    Arrival arrival(*pair.hosts[1]);
+    for (const Sent& sent : chunks) CHECK_OK(deliver(arrival, sent));
+    if (leaves) CHECK_OK(departure->commit());
+    departure->abort();
+    CHECK_CODE(pair.peers[0].finish(push, 1)[0].status(), leaves ? Code::kStaleMap : Code::kOk);
+    const FramePart there = pair.ask(leaves ? 1 : 0, on_whole(Op::kPull, pair.map, 0, 1), leaves ? 2 : 1);
+    CHECK_OK(there.status());
+    CHECK(there.numbers == bytes_of(std::vector<float>(10, 1.0f)));
+  }
+}
+
 TEST(a_copy_counts_only_once_somebody_comes_under_its_term) {
   Pair pair(a_tensor("w", {10}));
   const std::string ones = bytes_of(std::vector<float>(10, 1.0f));

@@ -162,6 +162,7 @@ void Request::prepare(const Taken& taken, Ready* ready) const {
   order = order_of(about_, taken.part, taken.bytes);
   Status& wrong = ready->wrong;
   wrong = check_sums(order);
+  if (wrong.ok() && (order.part.flags & wire::kTicks) != 0) from_->host().tick(*from_->guest(), order.part.clock);
   if (is_step() && wrong.ok()) wrong = read_item(&order, &ready->own);
   if ((order.part.flags & wire::kListed) != 0 && wrong.ok()) wrong = read_list(&order);
   const About& about = is_step() ? ready->own : about_;

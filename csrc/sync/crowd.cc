@@ -125,6 +125,21 @@ bool Crowd::tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
   return true;
 }
 
+bool Crowd::tick(uint32_t rank, uint64_t clock) {
+  std::lock_guard lock(mutex_);
+  Known& w = workers_[rank];
+  if (clock <= w.ticked) return false;
+  w.ticked = clock;
+  pace_.close(rank, clock, 0, 0);
+  return true;
+}
+
+std::vector<uint32_t> Crowd::open_of(uint32_t rank) const {
+  std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  return it != workers_.end() ? it->second.open : std::vector<uint32_t>();
+}
+
 View Crowd::view(uint32_t object) const {
   std::lock_guard lock(mutex_);
   View view;

@@ -58,6 +58,8 @@ class Crowd {
   bool enter(uint32_t rank, uint64_t incarnation, uint64_t clock);
   // All iterations before `clock` are closed, except at shards of these objects (ascending).
   bool tick(uint32_t rank, uint64_t clock, std::vector<uint32_t> open);
+  bool tick(uint32_t rank, uint64_t clock);            // with the same objects as the last time
+  std::vector<uint32_t> open_of(uint32_t rank) const;  // which those are
 
   View view(uint32_t object) const;
   uint32_t world_size() const;

@@ -85,6 +85,7 @@ enum PartFlag : uint16_t {
   kMore = 32,       // a scan that is not at its end
   kPlaced = 64,     // every span or key says where its numbers are
   kListed = 128,    // the items are elsewhere: in an arena
+  kTicks = 256,     // all before its clock is closed, but at the objects that the worker's last tick named
 };
 
 struct Part {
