@@ -25,13 +25,13 @@ def test_a_loop_of_push_pulls_sends_nothing_else():
         proxy.set(Faults(delay=1.0, delay_ms=(0, 0)))  # a fault that does nothing, but is counted
 
         def other() -> None:
-            with wl.connect(servers=addresses, app=app, rank=1, world_size=2) as worker:
+            with wl.connect(servers=addresses, app=app, rank=1, world_size=2, transport="socket") as worker:
                 w = worker.tensor("w", 4, rule=wl.Sum(), sync="bsp")
                 for _ in range(50):
                     w.push_pull(ONE)
 
         thread = beside(other)
-        with wl.connect(servers=addresses, app=app, rank=0, world_size=2) as worker:
+        with wl.connect(servers=addresses, app=app, rank=0, world_size=2, transport="socket") as worker:
             w = worker.tensor("w", 4, rule=wl.Sum(), sync="bsp")
             for i in range(50):
                 assert w.push_pull(ONE)[0] == 2 * (i + 1)
