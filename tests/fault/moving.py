@@ -76,9 +76,9 @@ class Cutter:
         left = self._after.get(direction, 1 << 62)
         with contextlib.suppress(OSError):
             while left and (data := source.recv(min(left, 1 << 16))):
+                self.passed[direction] += len(data)  # first: who gets it may look
                 target.sendall(data)
                 left -= len(data)
-                self.passed[direction] += len(data)
         if self._hangs and not left:
             self._over.wait(30)
         for sock in (source, target):
