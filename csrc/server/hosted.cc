@@ -459,7 +459,7 @@ bool Hosted::contribute(const Order& o, Shard& shard, Stage stage) {
       room->force(bytes);
     }
     auto* const copy = new std::byte[bytes + 1];
-    std::memcpy(copy, o.numbers, bytes);
+    if (bytes != 0) std::memcpy(copy, o.numbers, bytes);
     push.numbers = copy;
     push.charged = true;
     push.memory = std::shared_ptr<const void>(copy, [room, bytes](const void* p) {

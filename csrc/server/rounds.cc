@@ -31,6 +31,7 @@ void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
 // Some elements of one push: in the tensor's dtype and weighed.
 template <class T>
 void read_push(const Rounds::Push& push, const Span& span, bool mean, T* to) {
+  if (span.n == 0) return;  // there may be no numbers at all
   mean = mean && !push.summed;
   const std::byte* const from = push.numbers + span.at * size_of(push.dtype);
   if constexpr (std::is_same_v<T, float>) {

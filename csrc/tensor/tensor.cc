@@ -201,6 +201,7 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
 }
 
 void Tensor::write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const {
+  if (n == 0) return;  // there may be no output at all
   const std::byte* w = weights(span.first + done);
   std::byte* out = static_cast<std::byte*>(arrays.out) + (span.at + done) * size_of(arrays.out_dtype);
   if (arrays.out_dtype != spec_.dtype) {
