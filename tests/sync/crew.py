@@ -13,19 +13,16 @@ SECONDS = 60.0
 ONE = np.ones(4, np.float32)
 
 
-def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any], seconds: float = SECONDS) -> list[Any]:
-    """Runs ``work(worker)`` in a thread per rank. What each returned; the first error is raised."""
-    workers = [cluster.worker(rank, world) for rank in range(world)]
+def at_once(world: int, work: Callable[[int], Any], seconds: float = SECONDS) -> list[Any]:
+    """Runs ``work(rank)`` in a thread per rank. What each returned; the first error is raised."""
     results: list[Any] = [None] * world
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(workers[rank])
+            results[rank] = work(rank)
         except BaseException as error:
             errors.append(error)
-        finally:
-            workers[rank].leave()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
@@ -38,6 +35,19 @@ def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any],
     return results
 
 
+def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any], seconds: float = SECONDS) -> list[Any]:
+    """Runs ``work(worker)`` in a thread per rank, each of which leaves at its end. What each returned."""
+    workers = [cluster.worker(rank, world) for rank in range(world)]
+
+    def run(rank: int) -> Any:
+        try:
+            return work(workers[rank])
+        finally:
+            workers[rank].leave()
+
+    return at_once(world, run, seconds)
+
+
 class Crew:
     """Two workers whose calls the test makes by hand, each in its own time."""
 
@@ -47,24 +57,8 @@ class Crew:
     def tensor(self, sync: Any, rule: Any = None, **options: Any) -> list[wl.Tensor]:
         return [w.tensor("w", 4, rule=rule or wl.Sum(), sync=sync, **options) for w in self.workers]
 
-    def at_once(self, work: Callable[[int], Any], seconds: float = SECONDS) -> None:
-        """Runs ``work(rank)`` in a thread per rank. The first error is raised."""
-        errors: list[BaseException] = []
-
-        def run(rank: int) -> None:
-            try:
-                work(rank)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(self.workers))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(seconds)
-        if errors:
-            raise errors[0]
-        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+    def at_once(self, work: Callable[[int], Any], seconds: float = SECONDS) -> list[Any]:
+        return at_once(len(self.workers), work, seconds)
 
     def leave(self) -> None:
         for worker in self.workers:

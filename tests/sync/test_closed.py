@@ -1,7 +1,6 @@
 """Pulls at shards that their worker has closed and where its clock has not moved yet."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,6 @@ from crew import ONE, Crew, together, waits
 from helpers import SHARD, held
 
 import windlass as wl
-
-
-@pytest.fixture
-def crew(cluster: wl.Cluster) -> Iterator[Crew]:
-    crew = Crew(cluster)
-    yield crew
-    crew.leave()
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:0"])

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,6 @@ from crew import ONE, Crew, together, waits
 from helpers import Connect
 
 import windlass as wl
-
-
-@pytest.fixture
-def crew(cluster: wl.Cluster) -> Iterator[Crew]:
-    crew = Crew(cluster)
-    yield crew
-    for worker in crew.workers:
-        worker.leave()
 
 
 def test_ssp_lets_nobody_be_further_ahead_than_it_says(crew: Crew) -> None:

@@ -1,7 +1,6 @@
 """A step is one iteration, however often it pushes to an object."""
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,6 @@ from crew import ONE, Crew
 import windlass as wl
 
 STEPS = [("push", "push"), ("push", "push_pull"), ("push_pull", "push"), ("push_pull", "pull", "push_pull")]
-
-
-@pytest.fixture
-def crew(cluster: wl.Cluster) -> Iterator[Crew]:
-    crew = Crew(cluster)
-    yield crew
-    crew.leave()
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:0"])
