@@ -123,6 +123,8 @@ def every_call(
             cluster, "push_pull", [tensor], [registered]
         ),
         "Tensor.fingerprint": lambda: tensor.fingerprint(),
+        "Tensor.snapshot": lambda: tensor.snapshot(),
+        "Tensor.put": lambda: tensor.put(grad),
         "Table.pull": lambda: table.pull([1, 2]),
         "Table.pull create=False": lambda: table.pull([1, 2], create=False),
         "Table.pull_async": lambda: table.pull_async([1, 2]),

@@ -197,13 +197,19 @@ class Tensor:
         Pull, push or push_pull, by which of grad and out are given; returns when done.
         """
 
-    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> Future:
+    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float, priority: int = 0) -> Future:
         """The same as a future."""
 
     def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float) -> None:
         """The same as part of a step; out must outlive it."""
 
     def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
+
+    def snapshot(self, arrays: list, updates: object, timeout: float) -> None:
+        """Weights, state arrays and counts of updates, written into these."""
+
+    def put(self, arrays: list, updates: object | None, timeout: float) -> None:
+        """The same the other way; None is left out."""
 
     def fingerprint(self, timeout: float) -> int: ...
 
@@ -224,6 +230,10 @@ class Tensor:
 
     @property
     def shards(self) -> int: ...
+
+    @property
+    def shard_elements(self) -> int:
+        """Elements of a shard; the last may have fewer."""
 
     @property
     def remote(self) -> bool: ...
@@ -519,7 +529,7 @@ class Outbox:
 
     def __init__(self) -> None: ...
 
-    def add(self, id: int, what: int) -> None: ...
+    def add(self, id: int, what: int, priority: int = 0) -> None: ...
 
     def next(self) -> int | None:
         """The next to be sent, which counts as sent then."""

@@ -49,11 +49,19 @@ class Delayed:
         """The newest weights that have landed; at first, those on the servers when this was made."""
         return self._weights
 
-    def push_pull(self, grad: ArrayLike, *, weight: float = 1.0, timeout: float | None = None, **hyper: float) -> Any:
+    def push_pull(
+        self,
+        grad: ArrayLike,
+        *,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        priority: int = 0,
+        **hyper: float,
+    ) -> Any:
         """Sends a gradient and returns the newest weights that have landed, in a registered array."""
         self._land(self.delay, timeout)  # an error that has come already, before anything is sent
         out = self._free[-1]
-        future = self._tensor.push_pull_async(grad, out=out, weight=weight, timeout=timeout, **hyper)
+        future = self._tensor.push_pull_async(grad, out=out, weight=weight, timeout=timeout, priority=priority, **hyper)
         self._under_way.append((future, self._free.pop()))
         self._land(self.delay, timeout)
         return as_torch(self._weights) if is_torch(grad) else self._weights

@@ -52,6 +52,11 @@ class Rule:
     def _initial_state(self) -> float:
         return 0.0
 
+    @property
+    def _state(self) -> tuple[str, ...]:
+        """What it keeps beside the weights, by torch.optim's names, in the core's order."""
+        return ()
+
     def _numbers(self) -> tuple[float, ...]:
         """The hyperparameters in the core's order (the rule's `enum Number` in csrc/rule/)."""
         return ()
@@ -105,6 +110,10 @@ class SGD(Rule):
     def _kind(self) -> _core.RuleKind:
         return _core.RuleKind.MOMENTUM if self.momentum != 0 else _core.RuleKind.SGD
 
+    @property
+    def _state(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum != 0 else ()
+
     def _numbers(self) -> tuple[float, ...]:
         if self.momentum == 0:
             return (self.lr, self.weight_decay)
@@ -133,6 +142,10 @@ class Adagrad(Rule):
         return _core.RuleKind.ADAGRAD
 
     @property
+    def _state(self) -> tuple[str, ...]:
+        return ("sum",)
+
+    @property
     def _initial_state(self) -> float:
         return self.initial_accumulator_value
 
@@ -158,6 +171,10 @@ class RowAdagrad(Rule):
     @property
     def _kind(self) -> _core.RuleKind:
         return _core.RuleKind.ROW_ADAGRAD
+
+    @property
+    def _state(self) -> tuple[str, ...]:
+        return ("sum",)
 
     @property
     def _initial_state(self) -> float:
@@ -188,6 +205,10 @@ class Adam(Rule):
     @property
     def _kind(self) -> _core.RuleKind:
         return _core.RuleKind.ADAM
+
+    @property
+    def _state(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
 
     def _numbers(self) -> tuple[float, ...]:
         return (self.lr, self.beta1, self.beta2, self.eps, self.weight_decay)

@@ -3,17 +3,19 @@
 import math
 import numbers
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from windlass import _core
+from windlass import _core, _snapshot
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
 from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Constant, Init
 from windlass._rules import Rule
+from windlass._snapshot import Snapshot
 from windlass._step import Step, given
 from windlass._sync import Sync
 
@@ -115,6 +117,11 @@ class Tensor:
         """How many shards the whole tensor is cut into."""
         return self._core.shards
 
+    @property
+    def shard_elements(self) -> int:
+        """How many elements of the whole tensor are in one shard; the last shard may have fewer."""
+        return self._core.shard_elements
+
     def __repr__(self) -> str:
         rows = "" if self._rows is None else " (rows)"
         return f"<Tensor {self.name!r}{rows} {self.dtype}{self.shape} {self.rule}>"
@@ -184,9 +191,15 @@ class Tensor:
         self._core.call_now(None, target, self._rows, None, 1.0, self._patience.pull if timeout is None else timeout)
         return result
 
-    def pull_async(self, *, out: Any = None, dtype: object = None, timeout: float | None = None) -> Future[Any]:
-        """``pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
-        return self._later(None, False, out, dtype, None, 1.0, timeout)
+    def pull_async(
+        self, *, out: Any = None, dtype: object = None, timeout: float | None = None, priority: int = 0
+    ) -> Future[Any]:
+        """``pull()`` as a future. The weights are in `out` once it has been waited for, not before.
+
+        Of requests that wait to be sent to a server elsewhere, those of higher `priority`, 0 to 255, go first; requests
+        about the same shard keep their order.
+        """
+        return self._later(None, False, out, dtype, None, 1.0, timeout, priority)
 
     def _pull_newer(self, out: Any, dtype: object, newer_than: "_core.Version | int", timeout: float | None) -> Pulled:
         if not isinstance(newer_than, _core.Version) and not (type(newer_than) is int and newer_than == 0):
@@ -207,7 +220,13 @@ class Tensor:
     # -- push ------------------------------------------------------------------------------------------------------
 
     def push(
-        self, grad: ArrayLike, *, weight: float = 1.0, timeout: float | None = None, **hyper: float
+        self,
+        grad: ArrayLike,
+        *,
+        weight: float = 1.0,
+        timeout: float | None = None,
+        priority: int = 0,
+        **hyper: float,
     ) -> Future[None]:
         """Sends a gradient; the servers apply the rule. A future: ``.wait()`` returns when it has been applied.
 
@@ -215,11 +234,13 @@ class Tensor:
         update is a mean over workers, under BSP; elsewhere every push is an update of its own, which it does not
         change. Under BSP the future is done when every worker has closed the iteration. A
         registered array is borrowed until the future is done; an ordinary one is free when the call returns.
+        `priority` is as for ``pull_async()``.
         """
         check_weight(weight, "tensor", self.name)
+        urgency = self._priority(priority)
         source = as_input(grad, self._what, self._stored)
         seconds = self._cluster._timeout if timeout is None else timeout
-        call = self._core.call_later(source, None, self._rows, self._numbers(hyper), float(weight), seconds)
+        call = self._core.call_later(source, None, self._rows, self._numbers(hyper), float(weight), seconds, urgency)
         return Future(call, _nothing, self._patience.push if timeout is None else timeout)
 
     push_async = push  #: push is a future already; the name its siblings have
@@ -254,16 +275,45 @@ class Tensor:
         dtype: object = None,
         weight: float = 1.0,
         timeout: float | None = None,
+        priority: int = 0,
         **hyper: float,
     ) -> Future[Any]:
-        """``push_pull()`` as a future. The weights are in `out` once it has been waited for, not before."""
+        """``push_pull()`` as a future. The weights are in `out` once it has been waited for, not before.
+
+        `priority` is as for ``pull_async()``.
+        """
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
-        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), float(weight), timeout)
+        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), float(weight), timeout, priority)
 
     def delayed(self, delay: int) -> Delayed:
         """For a loop that goes on with weights up to `delay` of its own steps old while its push_pulls travel."""
         return Delayed(self, delay)
+
+    # -- as it is kept ---------------------------------------------------------------------------------------------
+
+    def snapshot(self, *, timeout: float | None = None) -> Snapshot:
+        """Weights, rule state and counts of updates as they are kept, with everything that this worker has pushed.
+
+        Waits for no other worker, whatever the policy. Each shard is of one moment, the tensor as a whole is not.
+        """
+        return _snapshot.take(self, self._cluster._timeout if timeout is None else timeout)
+
+    def put(
+        self,
+        weights: "ArrayLike | None" = None,
+        *,
+        state: Mapping[str, ArrayLike] | None = None,
+        updates: "int | ArrayLike | None" = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Sets weights, rule state (by the names of ``Snapshot.state``) and counts of updates, as far as given.
+
+        Returns when it is done; pulls see it from then on. It is no push: the rule is not applied, no iteration is
+        closed, nobody is waited for, and what waits for an update under BSP is applied to the new weights. Shards are
+        set one after the other, not all at one moment. `updates` is one number for all shards or one for each.
+        """
+        _snapshot.put(self, weights, state, updates, self._cluster._timeout if timeout is None else timeout)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -299,6 +349,11 @@ class Tensor:
         """A checksum of weights and rule state; equal for equal contents, however they came about."""
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
 
+    def _priority(self, priority: int) -> int:
+        if type(priority) is not int or not 0 <= priority <= 255:
+            raise InvalidArgument(f"{self._what}: priority must be a whole number from 0 to 255, not {priority!r}")
+        return priority
+
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
         return self.rule._with(hyper)._sent() if hyper else self._hyper
 
@@ -318,11 +373,13 @@ class Tensor:
         hyper: tuple[float, ...] | None,
         weight: float,
         timeout: float | None,
+        priority: int,
     ) -> Future[Any]:
+        urgency = self._priority(priority)
         target, result = self._target(out, dtype, torch)
         landing, land = landing_for(self._cluster, target)
         seconds = self._patience.pull if timeout is None else timeout
-        call = self._core.call_later(source, landing, self._rows, hyper, weight, seconds)
+        call = self._core.call_later(source, landing, self._rows, hyper, weight, seconds, urgency)
         return Future(call, lambda: land(result), seconds)
 
 

@@ -27,7 +27,7 @@ inline constexpr uint64_t kShardBytesMax = uint64_t{4} << 20;
 // Rules.
 inline constexpr int kRuleVectorsMax = 2;                     // per-element state arrays
 inline constexpr int kRuleHyperMax = 8;                       // numbers that travel with a push
-inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 2;  // with the weights of the push and of its object
+inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;  // with the weights of the push and of its object
 
 // Work.
 inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone
@@ -40,6 +40,7 @@ inline constexpr int64_t kNoDeadline = INT64_MAX;
 inline constexpr int64_t kSpinNs = 20'000;  // how long a waiter spins before it blocks
 inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other within this are waited for awake
 inline constexpr uint32_t kSessionsMax = 1u << 20;
+inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may say
 
 // The wire. Lengths are checked against these before memory is taken for them.
 inline constexpr size_t kSectionBytes = 64;  // headers, and what everything is padded to

@@ -90,7 +90,7 @@ void bind_session(nb::module_& m) {
   using Box = Outbox<uint64_t>;
   nb::class_<Box>(m, "Outbox", "The requests of one lane that have no answer yet.")
       .def(nb::init<>())
-      .def("add", &Box::add, nb::arg("id"), nb::arg("what"))
+      .def("add", &Box::add, nb::arg("id"), nb::arg("what"), nb::arg("priority") = 0)
       .def(
           "next", [](Box& box) { return value_of(box.next()); }, "The next to be sent, which counts as sent then.")
       .def(

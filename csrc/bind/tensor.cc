@@ -10,6 +10,7 @@
 
 #include "bind/bind.h"
 #include "client/step.h"
+#include "tensor/planes.h"
 
 namespace windlass::bind {
 namespace {
@@ -50,8 +51,9 @@ struct Prepared {
 
 // Fills `p`, whose request points into it.
 void prepare(TensorClient& t, Prepared* p, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
-             double weight) {
+             double weight, uint8_t priority = 0) {
   const std::string& name = t.name();
+  p->request.priority = priority;
   if (any_array({"tensor", name, "gradient"}, grad, &p->kept_in, &p->in)) {
     p->request.in = &p->in;
     p->request.hyper = to_hyper(hyper);
@@ -79,10 +81,10 @@ void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows,
 }
 
 std::unique_ptr<Future> call_later(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
-                                   double weight, double timeout) {
+                                   double weight, double timeout, uint8_t priority) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, grad, out, rows, hyper, weight);
+  prepare(t, &p, grad, out, rows, hyper, weight, priority);
   Ref<TensorCall> call;
   const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
   start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
@@ -158,6 +160,50 @@ std::pair<Version, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle 
   return {Version{t.name(), call->versions()}, call->changed()};
 }
 
+// Whole arrays by the order of tensor/planes.h, None where one is left out, and a count of updates per shard. `kept`
+// holds what is not plain.
+template <class A>
+PlaneArrays to_planes(TensorClient& t, nb::list arrays, nb::handle counts, std::vector<std::optional<A>>* kept) {
+  const auto wrong = [&](const std::string& why) {
+    return StatusError{Status(Code::kShapeMismatch, "tensor '" + t.name() + "': " + why)};
+  };
+  const std::vector<uint64_t> bytes = plane_bytes(t.spec(), t.cut());
+  if (nb::len(arrays) != bytes.size())
+    throw wrong("expected " + std::to_string(bytes.size()) + " arrays, saw " + std::to_string(nb::len(arrays)));
+  kept->resize(bytes.size() + 1);
+  PlaneArrays planes;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    Array a;
+    const bool given = any_array({"tensor", t.name(), i == 0 ? "weights" : "state"}, arrays[i], &(*kept)[i], &a);
+    if (given && (a.dtype != (i == 0 ? t.spec().dtype : Dtype::kFloat32) || a.bytes() != bytes[i]))
+      throw wrong("expected " + std::to_string(bytes[i]) + " bytes, saw " + std::to_string(a.bytes()) + " of " +
+                  name_of(a.dtype));
+    planes.planes.push_back(given ? static_cast<std::byte*>(a.data) : nullptr);
+  }
+  Array a;
+  if (any_array({"tensor", t.name(), "updates"}, counts, &kept->back(), &a)) {
+    if (a.dtype != Dtype::kInt64 || a.elements() != t.cut().shards)
+      throw wrong("expected " + std::to_string(t.cut().shards) + " int64 counts of updates, saw " +
+                  std::to_string(a.elements()) + " of " + name_of(a.dtype));
+    planes.counts = static_cast<uint64_t*>(a.data);
+  }
+  return planes;
+}
+
+template <class A>
+void with_planes(TensorClient& t, nb::list arrays, nb::handle counts, double timeout,
+                 Status (TensorClient::*method)(const PlaneArrays&, int64_t)) {
+  const int64_t deadline = deadline_in(timeout);
+  std::vector<std::optional<A>> kept;
+  const PlaneArrays planes = to_planes<A>(t, arrays, counts, &kept);
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = (t.*method)(planes, deadline);
+  }
+  raise_if_error(std::move(status));
+}
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
@@ -197,12 +243,26 @@ void bind_tensor(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
-           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"), nb::arg("priority") = 0,
+           "The same as a future.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("grad").none(), nb::arg("out").none(),
            nb::arg("rows").none(), nb::arg("hyper").none(), nb::arg("weight"),
            "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
+      .def(
+          "snapshot",
+          [](TensorClient& t, nb::list arrays, nb::handle updates, double timeout) {
+            with_planes<Out>(t, arrays, updates, timeout, &TensorClient::snapshot);
+          },
+          nb::arg("arrays"), nb::arg("updates"), nb::arg("timeout"),
+          "Weights, state arrays and counts of updates, written into these.")
+      .def(
+          "put",
+          [](TensorClient& t, nb::list arrays, nb::handle updates, double timeout) {
+            with_planes<In>(t, arrays, updates, timeout, &TensorClient::put);
+          },
+          nb::arg("arrays"), nb::arg("updates").none(), nb::arg("timeout"), "The same the other way; None is left out.")
       .def(
           "fingerprint", [](TensorClient& t, double timeout) { return ask(t, &TensorClient::fingerprint, timeout); },
           nb::arg("timeout"))
@@ -214,6 +274,9 @@ void bind_tensor(nb::module_& m) {
       .def("owner", &owner_of<TensorClient>, nb::arg("shard"),
            "The server that has a shard, as this client knows, and since which term.")
       .def_prop_ro("shards", [](TensorClient& t) { return t.cut().shards; })
+      .def_prop_ro(
+          "shard_elements", [](TensorClient& t) { return t.cut().per_shard; },
+          "Elements of a shard; the last may have fewer.")
       .def_prop_ro("remote", [](TensorClient& t) { return t.remote(); });
 }
 

@@ -41,6 +41,7 @@ Status now(Client& client, const Request& request, int64_t deadline_ns = soon())
 inline Keys keys_of(const std::vector<uint64_t>& keys) { return {keys.data(), KeyType::kUint64, keys.size()}; }
 
 struct Worker {
+  virtual ~Worker() = default;
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Session> session;
 

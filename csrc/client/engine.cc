@@ -149,6 +149,7 @@ static Status ask_catalogue(const std::shared_ptr<Links>& links, wire::Op op, co
 
 Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
   const std::shared_ptr<Links>& links = engine_->links();
+  if (spec.sync().gated()) WL_RETURN_IF_ERROR(tell_clock(deadline_ns));
   const char* const kind = spec.is_table ? "table" : "tensor";
   if (const size_t slash = spec.name.find('/'); slash == std::string::npos) {
     WL_RETURN_IF_ERROR(check_name(kind, spec.name));
@@ -252,6 +253,7 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
     for (const auto& [name, p] : progress_) {
       if (!p->sync.gated()) continue;
       if (p->owners != nullptr) open.push_back(p->owners->object());
+      if (p->weight != 0) std::fill(p->weights.begin(), p->weights.end(), 0.0);
       ClosingShards& c = closing.emplace_back(ClosingShards{p, {}, std::exchange(p->weight, 0.0)});
       for (uint32_t s = 0; s < p->closed.size(); ++s) {
         if (p->closed[s] > now) continue;
@@ -297,6 +299,23 @@ Status Session::tell_rest(int64_t deadline_ns) {
   }
   if (servers.empty()) return {};
   return tick_away(shared_from_this(), servers, clock, std::move(open), deadline_ns);
+}
+
+Status Session::tell_clock(int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(tell_rest(deadline_ns));
+  if (world_size_ == 0 || clock() == 0) return {};
+  if (world_size_ == 1 && !engine_->links()->may_grow()) {  // nobody wanted to know until now
+    std::vector<uint32_t> open, servers(engine_->links()->servers().size());
+    std::iota(servers.begin(), servers.end(), 0);
+    {
+      std::scoped_lock lock(mutex_, clock_mutex_);
+      for (const auto& [name, p] : progress_) {
+        if (p->sync.gated() && p->owners != nullptr) open.push_back(p->owners->object());
+      }
+    }
+    WL_RETURN_IF_ERROR(tick_away(shared_from_this(), servers, clock(), std::move(open), deadline_ns));
+  }
+  return await_closes(deadline_ns) ? Status() : Status(Code::kTimeout, "open: servers do not hear of our clock");
 }
 
 void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clock) {

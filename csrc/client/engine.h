@@ -102,10 +102,12 @@ class Unseen {
 
 // How far a session has got with one object. It outlives handles: an object that is opened again goes on from here.
 struct Progress {
-  Progress(uint32_t shards, uint64_t clock) : sent(shards), closed(shards, clock) {}
+  Progress(uint32_t shards, uint64_t clock) : sent(shards), closed(shards, clock), weights(shards) {}
   std::vector<uint64_t> sent;    // the last sequence pushed to each shard: the holder of its turn, or order_mutex()
   std::vector<uint64_t> closed;  // the clock up to which each shard is closed: the session's clock_mutex()
-  double weight = 0;             // of the pushes in the present iteration: likewise
+  // Under BSP, of the pushes in the present iteration: at each shard, and the largest of those. Likewise.
+  std::vector<double> weights;
+  double weight = 0;
   Unseen unseen;
 
   // The object, for who closes its shards: one of the three, once it is open; the session's clock_mutex().
@@ -119,8 +121,10 @@ struct Progress {
 // The iteration that a push belongs to.
 struct Iteration {
   uint64_t clock = 0;
-  bool closes = false;                   // it ends with the push, at the shards that it touches
-  double weight = 1, object_weight = 1;  // of the push, and of all pushes to the object in this iteration
+  bool closes = false;       // it ends with the push, at the shards that it touches
+  double weight = 1;         // of the push
+  double object_weight = 1;  // of its worker's pushes to the object in this iteration, with this one
+  double other_weight = 0;   // and without it
 };
 
 struct ClosingShards;
@@ -143,6 +147,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // after that.
   Status tick(int64_t deadline_ns, bool push_follows = false);
   Status tell_rest(int64_t deadline_ns);
+  // Every server knows this worker's clock: an object that is made now begins there.
+  Status tell_clock(int64_t deadline_ns);
   // Whether a push of this clock to that server should say that all before it is closed.
   bool tells(uint32_t server, uint64_t clock);
   // Updates up to this one were made without us: the next tick goes on from there.

@@ -77,13 +77,14 @@ class Victim {
       WL_RETURN_IF_ERROR(worker_.session->list(deadline, &all));
       return worker_.session->fingerprint(deadline, &x);
     }
-    switch (random_.below(7)) {
+    switch (random_.below(8)) {
       case 0: return dense(true, false, deadline);
       case 1: return dense(false, true, deadline);
       case 2: return dense(true, true, deadline);
       case 3:
       case 4: return keys(deadline);
-      case 5: {
+      case 5: return planes(deadline);
+      case 6: {
         uint64_t x = 0;
         return random_.below(2) == 0 ? table_->rows(deadline, &x) : tensor_->fingerprint(deadline, &x);
       }
@@ -114,6 +115,14 @@ class Victim {
     WL_RETURN_IF_ERROR(tensor_->start(request, How::kWait, &call, deadline));
     const Status status = call->finish(deadline);
     CHECK(out.whole());
+    return status;
+  }
+  Status planes(int64_t deadline) {
+    Walled<float> weights(kRows * kRow);
+    std::vector<uint64_t> counts(tensor_->cut().shards);
+    const PlaneArrays arrays{{reinterpret_cast<std::byte*>(weights.data())}, counts.data()};
+    const Status status = random_.below(2) == 0 ? tensor_->put(arrays, deadline) : tensor_->snapshot(arrays, deadline);
+    CHECK(weights.whole());
     return status;
   }
   Status keys(int64_t deadline) {

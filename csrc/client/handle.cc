@@ -53,17 +53,24 @@ Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_
 
 Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight) {
   std::lock_guard lock(session_->clock_mutex());
-  progress_->weight += weight;
   const uint64_t clock = session_->clock();
   if (closes) {
     for (const uint32_t s : shards) progress_->closed[s] = std::max(progress_->closed[s], clock + 1);
   }
-  return {clock, closes, weight, progress_->weight};
+  Progress& p = *progress_;
+  const double others = p.weight;
+  if (sync_.rounds()) {
+    for (const uint32_t s : shards) p.weight = std::max(p.weight, p.weights[s] += weight);
+  }
+  return {clock, closes, weight, p.weight, others};
 }
 
-void Handle::uncount(const Iteration& iteration) {
+void Handle::uncount(const std::vector<uint32_t>& shards, const Iteration& iteration) {
   std::lock_guard lock(session_->clock_mutex());
-  if (session_->clock() == iteration.clock) progress_->weight -= iteration.weight;
+  if (!sync_.rounds() || session_->clock() != iteration.clock) return;
+  Progress& p = *progress_;
+  for (const uint32_t s : shards) p.weights[s] -= iteration.weight;
+  p.weight = p.weights.empty() ? 0 : *std::max_element(p.weights.begin(), p.weights.end());
 }
 
 std::vector<uint64_t> Handle::closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const {

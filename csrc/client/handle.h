@@ -67,8 +67,7 @@ class Handle {
   void skip_in_turn(const Target& target, Shard& shard, const Iteration& iteration) {
     if (shard.gate == nullptr || !iteration.closes) return;
     shard.records.of(session_->number()).close(iteration.clock + 1);
-    close_in_turn(target, shard, session_->rank_at_gates(), iteration.clock + 1,
-                  iteration.object_weight - iteration.weight);
+    close_in_turn(target, shard, session_->rank_at_gates(), iteration.clock + 1, iteration.other_weight);
   }
 
   // Where the shards are, when the servers are elsewhere.
@@ -80,10 +79,11 @@ class Handle {
   // A push to a shard that this worker has already closed belongs to its next iteration: ticks first.
   // alone: one request, after which tell_rest() comes.
   Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone = false);
-  // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere.
+  // The iteration of a push, which counts from now on. With order_mutex() where the servers are elsewhere. What a
+  // worker pushes to one shard adds up; what it pushes to several in pieces is one contribution to the object.
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
   // It was taken back, all of it, and counts no more.
-  void uncount(const Iteration& iteration);
+  void uncount(const std::vector<uint32_t>& shards, const Iteration& iteration);
   // For a pull, which waits for what its worker has closed already: the clock of each shard, or nothing where none is
   // beyond the worker's.
   std::vector<uint64_t> closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const;

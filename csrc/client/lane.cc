@@ -37,6 +37,17 @@ std::string frame_of(wire::Header header, const std::string* body) {
   return frame;
 }
 
+// Whether a request must not overtake an earlier one, whatever their priorities: both are about one shard, or one is
+// about several objects or none.
+bool must_follow(const Ref<Trip>& later, const Ref<Trip>& earlier) {
+  if (later->header.object == 0 || earlier->header.object == 0) return true;
+  if (later->header.object != earlier->header.object) return false;
+  // Parts are in the order of their shards.
+  auto a = later->parts.begin(), b = earlier->parts.begin();
+  while (a != later->parts.end() && b != earlier->parts.end() && a->shard != b->shard) a->shard < b->shard ? ++a : ++b;
+  return a != later->parts.end() && b != earlier->parts.end();
+}
+
 }  // namespace
 
 Lane::Lane(Links& links, uint32_t server, uint8_t number) : links_(links), server_(server), number_(number) {
@@ -54,7 +65,7 @@ void Lane::submit(const Ref<Trip>& trip) {
   {
     std::lock_guard lock(mutex_);
     failed = failed_;
-    if (failed.ok()) outbox_.add(trip->header.request, trip);
+    if (failed.ok()) outbox_.add(trip->header.request, trip, trip->header.priority);
   }
   if (!failed.ok()) {
     trip->status = failed;
@@ -145,17 +156,17 @@ bool Lane::fill() {
       return true;
     }
     if (state_ != kReady) return false;
-    const Ref<Trip>* const next = outbox_.peek();
+    const Ref<Trip>* const next = outbox_.peek(must_follow);
     if (next == nullptr) return false;
     if (shares_ && announce(**next)) return true;
-    begin_frame(*outbox_.next());
+    begin_frame(*outbox_.next(must_follow));
   }
   add_parts();
   // Small requests go along.
   while (!in_frame_ && scratch_used_ < limits::kTogetherBytes && pieces_.size() + 8 < kPiecesMax && raw_.empty()) {
-    const Ref<Trip>* const next = outbox_.peek();
+    const Ref<Trip>* const next = outbox_.peek(must_follow);
     if (next == nullptr || !is_small(**next)) break;
-    begin_frame(*outbox_.next());
+    begin_frame(*outbox_.next(must_follow));
     add_parts();
   }
   return true;
@@ -252,7 +263,7 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   wire::Header header = trip->header;
   header.session = links_.incarnation();
   header.app = links_.app_number(server_);
-  header.priority = number_;
+  header.lane = number_;
   trip->lies = may_lie(*trip);
   const std::vector<std::byte>& extensions = trip->lies ? trip->places : trip->extensions;
   header.flags = trip->lies ? wire::kInArenas : checksums_ ? wire::kChecksummed : 0;

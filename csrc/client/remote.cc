@@ -11,6 +11,7 @@ Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
   trip->header.object = plan.object;
   trip->header.dtype_in = static_cast<uint8_t>(plan.dtype_in);
   trip->header.dtype_out = static_cast<uint8_t>(plan.dtype_out);
+  trip->header.priority = plan.priority;
   trip->bytes = plan.bytes;
   trip->deadline_ns = plan.deadline_ns;
   trip->patient = plan.patient;
@@ -30,6 +31,7 @@ void Remote::write_weights(const Hyper& hyper, const Iteration& iteration, const
   std::copy_n(hyper.v, limits::kRuleHyperMax, numbers);
   numbers[limits::kRuleHyperMax] = iteration.weight;
   numbers[limits::kRuleHyperMax + 1] = iteration.object_weight;
+  numbers[limits::kRuleHyperMax + 2] = iteration.other_weight;
   for (const Ref<Trip>& trip : trips_) {
     wire::write_hyper(numbers, limits::kPushNumbersMax, &trip->extensions);
     if (places != nullptr) wire::write_extensions(*places, numbers, limits::kPushNumbersMax, &trip->places);
@@ -116,8 +118,8 @@ void Remote::go_on(const Ref<Trip>& stray) {
   uint32_t shard = 0;
   const Owners::At at = owners(part.part, &shard)->of(shard);
   const wire::Op op = stray->header.operation();
-  const bool pushes =
-      op == wire::Op::kPush || op == wire::Op::kPushPull || op == wire::Op::kErase || op == wire::Op::kStep;
+  const bool pushes = op == wire::Op::kPush || op == wire::Op::kPushPull || op == wire::Op::kErase ||
+                      op == wire::Op::kStep || op == wire::Op::kPut;
   Lane* lane = nullptr;
   Status status;
   {

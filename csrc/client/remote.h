@@ -30,6 +30,7 @@ class Remote : public Cargo {
     Dtype dtype_in = Dtype::kFloat32, dtype_out = Dtype::kFloat32;
     uint16_t flags = 0;  // of every part
     uint64_t bytes = 0;  // of the larger array
+    uint8_t priority = 0;
     const Hyper* hyper = nullptr;
     bool patient = false;  // a push that waits for its update
     int64_t deadline_ns = limits::kNoDeadline;

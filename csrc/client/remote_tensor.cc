@@ -13,6 +13,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
  public:
   RemoteTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
       : TensorCall(client, what, request), Remote(client->links()), sharing_(session().engine().arena()) {
+    priority_ = request.priority;
     if (request.in != nullptr) in_bytes_ = request.in->bytes();
     if (request.out != nullptr) out_bytes_ = request.out->bytes();
   }
@@ -47,6 +48,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                 .dtype_out = arrays_.out_dtype,
                 .flags = static_cast<uint16_t>(closes_ ? wire::kCloses : 0),
                 .bytes = bytes(),
+                .priority = priority_,
                 .hyper = pushes_ ? &hyper_ : nullptr,
                 .patient = waits_for_close(),
                 .deadline_ns = deadline_ns,
@@ -221,6 +223,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   }
 
   uint64_t in_bytes_ = 0, out_bytes_ = 0;
+  uint8_t priority_ = 0;
   std::unique_ptr<std::byte[]> kept_;
   Sharing sharing_;
 };

@@ -242,6 +242,7 @@ void StepCall::write_items(uint32_t part, bool lies, std::byte* to) {
   std::copy_n(entry.hyper.v, limits::kRuleHyperMax, numbers);
   numbers[limits::kRuleHyperMax] = entry.iteration.weight;
   numbers[limits::kRuleHyperMax + 1] = entry.iteration.object_weight;
+  numbers[limits::kRuleHyperMax + 2] = entry.iteration.other_weight;
   std::memcpy(to + sizeof item, numbers, item.hypers * sizeof(double));
 }
 

@@ -38,7 +38,7 @@ bool TableCall::waits_for_close() const {
 bool TableCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TableCall::uncount() {
-  if (pushes_) client_->uncount(iteration_);
+  if (pushes_) client_->uncount(shards_, iteration_);
 }
 
 void TableCall::begin_iteration() {

@@ -54,7 +54,7 @@ bool TensorCall::waits_for_close() const {
 bool TensorCall::would_deadlock() const { return waits_for_update() && client_->is_open(shards_, iteration_.clock); }
 
 void TensorCall::uncount() {
-  if (pushes_) client_->uncount(iteration_);
+  if (pushes_) client_->uncount(shards_, iteration_);
 }
 
 void TensorCall::begin_iteration() {

@@ -31,8 +31,16 @@ struct TensorRequest {
   Hyper hyper;
   double weight = 1;                     // of the push in a mean over workers
   bool closes = false;                   // push_pull: closes the shards it touches
+  uint8_t priority = 0;                  // on the way to servers elsewhere: higher ones go first
   bool versioned = false;                // report versions()
   const Versions* newer_than = nullptr;  // leave shards out that have not changed since
+};
+
+// The arrays that a tensor is made of (tensor/planes.h), whole, and the rule's count of updates of every shard. Null:
+// left out.
+struct PlaneArrays {
+  std::vector<std::byte*> planes;
+  uint64_t* counts = nullptr;
 };
 
 class TensorClient;
@@ -106,8 +114,14 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
+  // Weights and state as they are, each shard at its turn: atomic for a shard, not for the tensor. Waits at no gate.
+  Status snapshot(const PlaneArrays& to, int64_t deadline_ns);
+  // Sets them. No contribution and no update: it closes nothing, waits at no gate, and what waits for its update is
+  // then applied to the new weights. Numbered like a push.
+  Status put(const PlaneArrays& from, int64_t deadline_ns);
 
  private:
+  Status check_finite(const What& what, const PlaneArrays& from) const;
   TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
                const TensorSpec& spec, const Cut& cut)
       : Handle(std::move(session), full_name, cut.shards), name_(name), spec_(spec), cut_(cut) {}

@@ -20,7 +20,7 @@ namespace windlass {
 class Connection;
 
 // Sends a frame without waiting for the client.
-void post_to(Connection& connection, const std::byte* frame, size_t bytes);
+void post_to(Connection& connection, const std::byte* frame, size_t bytes, uint8_t priority);
 
 class Answers {
  public:
@@ -37,6 +37,7 @@ class Answers {
     header.app = request.app;
     header.object = request.object;
     header.dtype_out = request.dtype_out;
+    header.lane = request.lane;
     header.priority = request.priority;
     return header;
   }
@@ -98,7 +99,7 @@ class Answers {
     if (kept_ != nullptr) {
       kept_->insert(kept_->end(), buffer_->data(), buffer_->data() + begin_);
     } else if (posts_ != nullptr) {
-      post_to(*posts_, buffer_->data(), begin_);
+      post_to(*posts_, buffer_->data(), begin_, header_.priority);
     } else {
       (void)to_.send(buffer_->data(), begin_);
     }

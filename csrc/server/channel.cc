@@ -1,5 +1,7 @@
 #include "server/channel.h"
 
+#include <algorithm>
+
 #include "server/host.h"
 
 namespace windlass {
@@ -26,11 +28,13 @@ bool Channel::send(const std::byte* frame, size_t bytes) {
   return send_locked(frame, bytes);
 }
 
-bool Channel::send_now(const std::byte* frame, size_t bytes) {
+bool Channel::send_now(const std::byte* frame, size_t bytes, uint8_t priority) {
   std::unique_lock lock(sending_, std::try_to_lock);
   std::unique_lock later(later_mutex_);
   if (!lock.owns_lock() || !rest_.empty() || !later_.empty()) {
-    later_.insert(later_.end(), frame, frame + bytes);
+    const auto behind =
+        std::find_if(later_.begin(), later_.end(), [&](const Later& l) { return l.priority < priority; });
+    later_.insert(behind, {priority, {frame, frame + bytes}});
     return false;
   }
   later.unlock();
@@ -49,12 +53,18 @@ bool Channel::send_now(const std::byte* frame, size_t bytes) {
 
 void Channel::flush() {
   std::lock_guard lock(sending_);
-  std::vector<std::byte> later;
-  {
-    std::lock_guard more(later_mutex_);
-    later.swap(later_);
+  for (;;) {
+    std::vector<std::byte> next;
+    {
+      std::lock_guard more(later_mutex_);
+      if (!later_.empty()) {
+        next = std::move(later_.front().frame);
+        later_.pop_front();
+      }
+    }
+    (void)send_locked(next.data(), next.size());  // what is half out goes first
+    if (next.empty()) return;
   }
-  send_locked(later.data(), later.size());
 }
 
 bool Channel::send_locked(const std::byte* frame, size_t bytes) {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -71,8 +72,8 @@ class Channel {
   // A whole frame; false when the peer is gone or does not read.
   bool send(const std::byte* frame, size_t bytes);
   // The same without waiting for the peer: what the socket does not take is kept, and sent before anything else is.
-  // False when somebody must see to that, by flush().
-  bool send_now(const std::byte* frame, size_t bytes);
+  // False when somebody must see to that, by flush(): higher priorities first, equal ones in their order.
+  bool send_now(const std::byte* frame, size_t bytes, uint8_t priority = 0);
   void flush();  // waits for the peer
   // The same in pieces, of memory that is only lent: it is given back before anything waits for the peer. What the
   // socket does not take at once is copied to `spare`.
@@ -101,9 +102,13 @@ class Channel {
   std::atomic<uint64_t> requests_{0}, bytes_in_{0}, bytes_out_{0};
 
   std::mutex sending_;
-  std::vector<std::byte> rest_;   // of a frame that is half out; with sending_
-  std::mutex later_mutex_;        // of what follows, after sending_
-  std::vector<std::byte> later_;  // frames that wait for somebody to send them
+  std::vector<std::byte> rest_;  // of a frame that is half out; with sending_
+  std::mutex later_mutex_;       // of what follows, after sending_
+  struct Later {
+    uint8_t priority;
+    std::vector<std::byte> frame;
+  };
+  std::deque<Later> later_;  // frames that wait for somebody to send them, in the order in which they will be
   std::atomic<bool> broken_{false};
 };
 

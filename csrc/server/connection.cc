@@ -51,10 +51,12 @@ void Connection::run() {
   if (guest_ != nullptr) host_.leave(guest_);
 }
 
-void post_to(Connection& connection, const std::byte* frame, size_t bytes) { connection.post(frame, bytes); }
+void post_to(Connection& connection, const std::byte* frame, size_t bytes, uint8_t priority) {
+  connection.post(frame, bytes, priority);
+}
 
-void Connection::post(const std::byte* frame, size_t bytes) {
-  if (channel_.send_now(frame, bytes) || unflushed_.fetch_add(1, std::memory_order_acq_rel) != 0) return;
+void Connection::post(const std::byte* frame, size_t bytes, uint8_t priority) {
+  if (channel_.send_now(frame, bytes, priority) || unflushed_.fetch_add(1, std::memory_order_acq_rel) != 0) return;
   host_.run_beside([self = shared_from_this()] {
     uint32_t seen = 0;
     do {

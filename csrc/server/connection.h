@@ -39,8 +39,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Host& host() { return host_; }
   Channel& channel() { return channel_; }
   // Sends a frame without waiting for the client: what its socket does not take at once is sent by a thread that ends
-  // when it has.
-  void post(const std::byte* frame, size_t bytes);
+  // when it has, those of higher priority first.
+  void post(const std::byte* frame, size_t bytes, uint8_t priority);
   // Whether the frame is a request about shards, of the session that said hello.
   bool expects(const wire::Header& header) const;
   const std::shared_ptr<Guest>& guest() const { return guest_; }  // once it has said hello

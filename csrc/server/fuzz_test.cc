@@ -69,7 +69,7 @@ class Arena {
     for (uint64_t n = 4 + r.below(10); n != 0; --n) {
       const auto s = static_cast<uint32_t>(r.below(2)), k = static_cast<uint32_t>(r.below(4));
       const uint64_t begin = s * 16'384, size = s == 0 ? 16'384 : 3'616;
-      switch (r.below(15)) {
+      switch (r.below(17)) {
         case 0: frames.push_back(with_body(Op::kOpen, body_of(some_spec()))); break;
         case 1: {
           const bool table = r.below(2) == 0;
@@ -110,12 +110,22 @@ class Arena {
               on_keys(Op::kPushPull, own_table_, k, ++table_sequence[k], keys_in(k, 3), some_floats(&r, 24));
           frames.push_back(r.below(2) == 0 ? test::in_step({push, pull, rows})
                                            : test::in_step({rows, pull, push}, {0.5}));
-          frames.back().header.priority = static_cast<uint8_t>(r.below(2));
+          frames.back().header.lane = static_cast<uint8_t>(r.below(2));
           break;
         }
         case 13:
           frames.push_back(about(Op::kScan, own_table_, k, table_sequence[k], bytes_of<uint64_t>({1 + r.below(50)})));
           break;
+        case 14: {
+          wire::PutItem item{.planes = static_cast<uint32_t>(r.below(2))};
+          item.sets_count = static_cast<uint32_t>(r.below(2));
+          item.count = item.sets_count != 0 ? r.below(100) : 0;
+          const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
+          frames.push_back(about(Op::kPut, own_tensor_, s, ++tensor_sequence[s], body,
+                                 item.planes != 0 ? some_floats(&r, size) : ""));
+          break;
+        }
+        case 15: frames.push_back(about(Op::kSnapshot, own_tensor_, s, tensor_sequence[s])); break;
         default:
           frames.push_back(about(r.below(2) == 0 ? Op::kRows : Op::kFingerprint, own_table_, k, table_sequence[k]));
       }
@@ -147,7 +157,7 @@ class Arena {
         continue;
       const Op op = h.operation();
       if (op == Op::kStep && pushes_to_victim(bytes, at, h)) return false;
-      const bool pushes = op == Op::kPush || op == Op::kPushPull || op == Op::kErase;
+      const bool pushes = op == Op::kPush || op == Op::kPushPull || op == Op::kErase || op == Op::kPut;
       if (pushes && (h.object == tensor_.object || h.object == table_.object)) return false;
     }
     return true;
@@ -223,7 +233,7 @@ class Arena {
     const auto rule = static_cast<RuleKind>(r.below(9));
     ObjectSpec spec = r.below(2) == 0 ? a_tensor(name, {1 + r.below(50), 1 + r.below(50)}, Dtype::kFloat32, rule)
                                       : a_table(name, 1 + static_cast<uint32_t>(r.below(50)), rule);
-    (spec.is_table ? spec.table.init : spec.tensor.init) = {static_cast<InitKind>(r.below(4)), -1, 1};
+    (spec.is_table ? spec.table.init : spec.tensor.init) = Init{static_cast<InitKind>(r.below(4)), -1, 1};
     return spec;
   }
   void push_to_tensor(uint32_t s) {
@@ -283,6 +293,8 @@ TEST(decoders_read_any_mutated_frame) {
         const std::string body(reinterpret_cast<const char*>(copy.get()) + at, p.items_bytes);
         Hello hello;
         Welcome welcome;
+        wire::PutItem put;
+        refused += !wire::decode(reinterpret_cast<const std::byte*>(body.data()), p.items_bytes, 3, &put).ok();
         ObjectSpec spec;
         Map map;
         uint32_t shards = 0;

@@ -226,7 +226,7 @@ TEST(a_step_has_parts_about_any_object_and_is_answered_part_by_part) {
                         on_whole(Op::kPush, f.tensor, 0, 3, floats(Fixture::kPerShard, 1)),
                         on_spans(Op::kPull, f.tensor, 2, 1, {32'768, 1})});
   for (const uint8_t bulk : {0, 1}) {
-    step.header.priority = bulk;
+    step.header.lane = bulk;
     std::vector<FramePart> parts = f.peer.call(step);
     CHECK_EQ(parts.size(), 5u);
     std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.part.shard < b.part.shard; });

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/breaks.h"
+#include "tensor/planes.h"
 
 namespace windlass {
 namespace {
@@ -212,7 +213,7 @@ Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kInvalidArgument,
                      "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(o.hypers));
     }
-  } else if (o.part.numbers_bytes != 0) {
+  } else if (o.part.numbers_bytes != 0 && o.op() != Op::kPut) {
     return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(o.part.numbers_bytes) + " bytes");
   }
   if (placed(o) && o.lying == nullptr) return refused(Code::kInvalidArgument, "places without arenas");
@@ -231,6 +232,11 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   const TensorSpec& spec = spec_.tensor;
   if (o.op() == Op::kFingerprint) return {};
   if (o.op() == Op::kClose) return {};
+  if (o.op() == Op::kPut) return check_put(o);
+  if (o.op() == Op::kSnapshot) {
+    for (const Plane& plane : planes_of(spec, cut, o.part.shard)) *out_bytes += plane.bytes;
+    return {};
+  }
   if (o.op() != Op::kPull && o.op() != Op::kPush && o.op() != Op::kPushPull) {
     return refused(Code::kInvalidArgument, std::string("a tensor has no ") + name_of(o.op()));
   }
@@ -279,6 +285,31 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   return {};
 }
 
+Status Hosted::check_put(const Order& o) const {
+  const TensorSpec& spec = spec_.tensor;
+  const std::vector<Plane> planes = planes_of(spec, tensor_->cut(), o.part.shard);
+  wire::PutItem item;
+  if (const Status status = wire::decode(o.items, o.part.items_bytes, planes.size(), &item); !status.ok())
+    return refused(status.code(), status.message());
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < planes.size(); ++i) bytes += (item.planes >> i & 1) != 0 ? planes[i].bytes : 0;
+  if (dtype_in(o) != spec.dtype || o.part.numbers_bytes != bytes) {
+    return refused(Code::kShapeMismatch, "put: expected " + std::to_string(bytes) + " bytes for " +
+                                             name_of(spec.dtype) + ", saw " + std::to_string(o.part.numbers_bytes) +
+                                             " bytes of " + name_of(dtype_in(o)));
+  }
+  const std::byte* from = o.numbers;
+  for (size_t i = 0; i < planes.size() && spec.reject_nonfinite && !broken(Break::kNonfinite); ++i) {
+    if ((item.planes >> i & 1) == 0) continue;
+    const Dtype dtype = i == 0 ? spec.dtype : Dtype::kFloat32;
+    if (!kernels().finite(dtype, from, planes[i].bytes / size_of(dtype)))
+      return refused(Code::kNonFinite,
+                     "put: NaN or infinity; nothing was put into shard " + std::to_string(o.part.shard));
+    from += planes[i].bytes;
+  }
+  return {};
+}
+
 // Whether the client's arrays have what the spans are about.
 Status Hosted::check_lying(const Order& o) const {
   for (const Span& s : spans_of(o, tensor_->cut())) {
@@ -303,6 +334,8 @@ bool Hosted::finite(const Order& o, uint64_t elements) const {
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
   if (o.op() == Op::kFingerprint || o.op() == Op::kRows || o.op() == Op::kClose) return {};
+  if (o.op() == Op::kPut || o.op() == Op::kSnapshot)
+    return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
   if (o.op() == Op::kScan) {
@@ -375,6 +408,7 @@ void Hosted::add_gate(Shard& shard) {
   if (!spec_.sync().gated()) return;
   shard.gate = std::make_unique<Gate>(spec_.sync());
   shard.gate->set_view(company_.crowd->view(map_.object), os::now_ns());
+  shard.gate->begin();
 }
 
 void Hosted::set_view(Shard& shard, uint32_t index, const View& view) {
@@ -424,7 +458,7 @@ void Hosted::close(const Order& o, Shard& shard, bool refused, bool* has_read) {
   bool moved = false;
   if ((o.part.flags & wire::kCloses) != 0) {
     const bool nothing = refused || (o.pushes() && !brings_numbers(o));  // or it was taken back
-    const double weight = nothing ? o.object_weight - o.weight : o.object_weight;
+    const double weight = nothing ? o.other_weight : o.object_weight;
     moved = gate.close(o.rank, o.op() == Op::kClose ? o.part.clock : o.part.clock + 1, weight, now);
   } else if (!gate.sync().rounds()) {
     moved = gate.close(o.rank, o.part.clock, 0, now);
@@ -502,10 +536,10 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
     waits = asked != 0 && !gate->opens(o.rank, asked, os::now_ns());
     *status = apply(o, o.hyper.corrected(shard.version - record.seen), waits ? nullptr : out, reply);
     if (status->ok()) ++shard.version;
-    if (o.op() == Op::kPushPull) record.seen = shard.version;
+    if (o.op() == Op::kPushPull || o.op() == Op::kPut) record.seen = shard.version;  // who puts weights knows them
     *has_read = gate == nullptr || !gate->sync().rounds();
   }
-  if (gate != nullptr) close(o, shard, !status->ok(), has_read);
+  if (gate != nullptr && o.op() != Op::kPut) close(o, shard, !status->ok(), has_read);
   if (!used()) used_.store(true, std::memory_order_relaxed);
   if (!status->ok() || o.op() == Op::kErase) record.keep(o.part.sequence, *status, reply->part.value);
   return waits ? Ran::kGated : Ran::kDone;
@@ -547,7 +581,7 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   if (gate != nullptr && status.ok()) {
     const uint64_t asked = clock_asked(o, gate->sync());
     if (asked != 0 && !gate->opens(o.rank, asked, os::now_ns())) return Ran::kGated;
-    if (gate->sync().rounds() && o.pushes() && shard.staged != nullptr)
+    if (gate->sync().rounds() && o.pushes() && o.op() != Op::kPut && shard.staged != nullptr)
       status = static_cast<Rounds&>(*shard.staged).error(o.part.clock);
   }
   if (status.ok() && !has_read && (!o.pushes() || o.op() == Op::kPushPull) && o.op() != Op::kClose)
@@ -557,7 +591,7 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   reply->part.clock = seen(o, shard);
   if (!status.ok()) {
     reply->refuse(status);
-  } else if (wants_numbers(o.op()) || o.op() == Op::kPush) {
+  } else if (wants_numbers(o.op()) || o.op() == Op::kPush || o.op() == Op::kPut || o.op() == Op::kSnapshot) {
     reply->part.value = shard.version + 1;
   }
   return Ran::kDone;
@@ -598,6 +632,10 @@ Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* 
     reply->part.value = table_->erase(shard, keys_of(o).data(), o.part.items);
     return {};
   }
+  if (o.op() == Op::kPut) {
+    put(o);
+    return {};
+  }
   const bool answers = o.op() == Op::kPushPull;
   const Arrays arrays{o.numbers, answers ? out : nullptr, dtype_in(o), dtype_out(o), streams(o)};
   if (table_ != nullptr) {
@@ -613,6 +651,20 @@ Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* 
   return {};
 }
 
+void Hosted::put(const Order& o) {
+  const uint32_t index = o.part.shard;
+  wire::PutItem item;
+  std::memcpy(&item, o.items, sizeof item);  // it was checked
+  const std::byte* from = o.numbers;
+  const std::vector<Tensor::Piece> pieces = tensor_of(index).pieces_of(index);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if ((item.planes >> i & 1) == 0) continue;
+    std::memcpy(pieces[i].data, from, pieces[i].bytes);
+    from += pieces[i].bytes;
+  }
+  if (item.sets_count != 0) tensor_of(index).shard(index).count = item.count;
+}
+
 Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
   const uint32_t index = o.part.shard;
   const Arrays arrays{nullptr, out, Dtype::kFloat32, dtype_out(o), streams(o)};
@@ -621,6 +673,15 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
       reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_of(index).fingerprint(index);
       return {};
     case Op::kRows: reply->part.value = table_->rows(index); return {};
+    case Op::kSnapshot: {
+      for (const Tensor::Piece& piece : tensor_of(index).pieces_of(index)) {
+        std::memcpy(out + reply->numbers_bytes, piece.data, piece.bytes);
+        reply->numbers_bytes += piece.bytes;
+      }
+      const uint64_t count = tensor_of(index).shard(index).count;
+      reply->items.assign(reinterpret_cast<const char*>(&count), sizeof count);
+      return {};
+    }
     case Op::kScan: {
       uint64_t most = 0, from = o.part.value;
       std::memcpy(&most, o.items, sizeof most);

@@ -46,8 +46,9 @@ struct Order {
   size_t hypers = 0;                // how many were sent
   uint32_t session = 0;             // the number under which shards keep its records
   uint32_t rank = Gate::kOutsider;  // of its worker in the object's app
-  double weight = 1,
-         object_weight = 1;  // of the push, and of all of its worker's pushes to the object in the iteration
+  double weight = 1;                // of the push
+  double object_weight = 1;         // of its worker's pushes to the object in the iteration, with this one
+  double other_weight = 0;          // and without it
   const std::byte* items = nullptr;
   const std::byte* numbers = nullptr;
   // Where the client's own arrays are, when they are in arenas: `numbers` is then the beginning of the input.
@@ -58,7 +59,9 @@ struct Order {
 
   wire::Op op() const { return header.operation(); }
   // Whether it is numbered and changes the shard.
-  bool pushes() const { return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase; }
+  bool pushes() const {
+    return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase || op() == wire::Op::kPut;
+  }
 };
 
 // What is answered: the part's header (bytes and checksums are the sender's to fill in), and a message or keys.
@@ -157,6 +160,7 @@ class Hosted {
   void turn_away(const Order& order, const Residence& home, Reply* reply) const;
   Status check_tensor(const Order& order, uint64_t* out_bytes) const;
   Status check_table(const Order& order, uint64_t* out_bytes) const;
+  Status check_put(const Order& order) const;
   Status check_lying(const Order& order) const;
   bool finite(const Order& order, uint64_t elements) const;
   bool finite_rows(const Order& order) const;
@@ -168,6 +172,7 @@ class Hosted {
            bool* has_read);
   bool contribute(const Order& order, Shard& shard, Stage stage);
   Status apply(const Order& order, const Hyper& hyper, std::byte* out, Reply* reply);
+  void put(const Order& order);
   Status read(const Order& order, std::byte* out, Reply* reply);
 
   const ObjectSpec spec_;

@@ -84,10 +84,10 @@ class Mutator {
       case 5: h->app = static_cast<uint32_t>(number()); break;
       case 6: h->object = static_cast<uint32_t>(random.below(2) == 0 ? random.below(8) : number()); break;
       case 7: h->deadline_ms = static_cast<uint32_t>(number()); break;
-      case 8: h->priority = static_cast<uint8_t>(number()); break;
+      case 8: h->lane = static_cast<uint8_t>(number()); break;
       case 9: h->dtype_in = static_cast<uint8_t>(random.below(6)); break;
       case 10: h->dtype_out = static_cast<uint8_t>(random.below(6)); break;
-      case 11: h->zero = static_cast<uint8_t>(number()); break;
+      case 11: h->priority = static_cast<uint8_t>(number()); break;
       case 12: h->version = static_cast<uint8_t>(number()); break;
       default: h->magic = static_cast<uint32_t>(number());
     }

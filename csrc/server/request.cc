@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "base/breaks.h"
 #include "base/crc32c.h"
@@ -73,8 +74,17 @@ bool Request::is_large() const {
 }
 
 Order Request::order_of(const About& about, const wire::Part& part, std::byte* bytes) const {
-  Order order{about.header,    part,         about.hyper,         about.hypers, from_->guest()->number,
-              Gate::kOutsider, about.weight, about.object_weight, bytes,        bytes + wire::padded(part.items_bytes)};
+  Order order;
+  order.header = about.header;
+  order.part = part;
+  order.hyper = about.hyper;
+  order.hypers = about.hypers;
+  order.session = from_->guest()->number;
+  order.weight = about.weight;
+  order.object_weight = about.object_weight;
+  order.other_weight = about.other_weight;
+  order.items = bytes;
+  order.numbers = bytes + wire::padded(part.items_bytes);
   order.frame_op = header().operation();
   order.label = part.shard;
   return order;
@@ -110,6 +120,7 @@ Status Request::read_item(Order* order, About* about) const {
   order->hypers = about->hypers;
   order->weight = about->weight;
   order->object_weight = about->object_weight;
+  order->other_weight = about->other_weight;
   order->part.shard = item.shard;
   order->part.items_bytes -= item.bytes();
   order->items += item.bytes();
@@ -255,7 +266,9 @@ void answer_all(Freed* freed) {
   const auto of = [](const std::unique_ptr<Waiting>& w) -> const ParkedOrder& {
     return static_cast<const ParkedOrder&>(*w);
   };
-  const auto key = [&](const std::unique_ptr<Waiting>& w) { return std::pair(&of(w).from(), of(w).request()); };
+  const auto key = [&](const std::unique_ptr<Waiting>& w) {
+    return std::tuple(&of(w).from(), -int{of(w).order().header.priority}, of(w).request());
+  };
   std::stable_sort(freed->begin(), freed->end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   for (size_t i = 0; i < freed->size();) {
     const ParkedOrder& first = of((*freed)[i]);

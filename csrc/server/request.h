@@ -52,7 +52,7 @@ class Request {
     std::shared_ptr<Hosted> object;
     Hyper hyper;
     size_t hypers = 0;
-    double weight = 1, object_weight = 1;
+    double weight = 1, object_weight = 1, other_weight = 0;
     Lying lying;       // where the client's arrays are
     Status misplaced;  // what is wrong with that
 
@@ -61,6 +61,7 @@ class Request {
       if (hypers != limits::kPushNumbersMax) return;
       weight = numbers[limits::kRuleHyperMax];
       object_weight = numbers[limits::kRuleHyperMax + 1];
+      other_weight = numbers[limits::kRuleHyperMax + 2];
     }
   };
   // A part that is about to be served.

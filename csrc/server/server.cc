@@ -61,6 +61,7 @@ void Server::add_gate(Shard* shard, const Sync& sync) {
   if (!sync.gated()) return;
   shard->gate = std::make_unique<Gate>(sync);
   shard->gate->set_view(crowd_->view(0), os::now_ns());
+  shard->gate->begin();
 }
 
 void Server::each_gate(const std::function<void(const Target&, Shard&)>& visit) {

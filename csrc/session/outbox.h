@@ -1,8 +1,9 @@
 // Outbox: the requests of one lane that have no answer yet. Pure: no thread, socket or time inside.
 //
-// Requests are made in the order of their ids and sent in that order. A broken connection, or a server that does not
-// have a request it should have, puts them back among those to be sent; the lowest goes first, so that a shard sees a
-// session's pushes in order again.
+// Requests are made in the order of their ids and sent in that order, except that one of higher priority overtakes
+// those of lower priority that it need not follow. What it must follow is sent before it, so it gets its turn as early.
+// A broken connection, or a server that does not have a request it should have, puts them back among those to be sent;
+// the lowest goes first, so that a shard sees a session's pushes in order again.
 //
 //     add() -> queued -> next() -> sent -> answered() -> gone
 //                 ^________________|  lost(), heard()
@@ -18,9 +19,10 @@ namespace windlass {
 template <class T>
 class Outbox {
  public:
-  void add(uint64_t id, T what) {
-    all_.emplace(id, Entry{std::move(what), false});
+  void add(uint64_t id, T what, uint8_t priority = 0) {
+    all_.emplace(id, Entry{std::move(what), false, priority});
     ++queued_;
+    urgent_ += priority != 0 ? 1 : 0;
     queued_from_ = std::min(queued_from_, id);
   }
   bool idle() const { return all_.empty(); }
@@ -28,15 +30,24 @@ class Outbox {
   bool has_sent() const { return all_.size() > queued_; }
   size_t size() const { return all_.size(); }
 
-  // The next to be sent, which counts as sent from now on; nullptr when there is none.
-  T* next() {
+  // The next to be sent, which counts as sent from now on; nullptr when there is none. follows(later, earlier): whether
+  // the later one must not overtake the earlier one.
+  template <class Follows>
+  T* next(Follows follows) {
     if (queued_ == 0) return nullptr;
-    const auto it = first_queued();
+    const auto it = most_urgent(follows);
     it->second.sent = true;
     --queued_;
+    urgent_ -= it->second.priority != 0 ? 1 : 0;
     return &it->second.what;
   }
-  const T* peek() { return queued_ == 0 ? nullptr : &first_queued()->second.what; }  // the same, without sending it
+  T* next() { return next(never); }
+  // The same, without sending it.
+  template <class Follows>
+  const T* peek(Follows follows) {
+    return queued_ == 0 ? nullptr : &most_urgent(follows)->second.what;
+  }
+  const T* peek() { return peek(never); }
   // The one that has been without an answer for longest; nullptr when nothing is.
   const T* oldest_sent() const {
     const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return e.second.sent; });
@@ -49,14 +60,21 @@ class Outbox {
   bool answered(uint64_t id) {  // false: it is gone already
     const auto it = all_.find(id);
     if (it == all_.end()) return false;
-    if (!it->second.sent) --queued_;
+    if (!it->second.sent) {
+      --queued_;
+      urgent_ -= it->second.priority != 0 ? 1 : 0;
+    }
     all_.erase(it);
     return true;
   }
 
   // The connection broke: whatever was sent may not have arrived.
   void lost() {
-    for (auto& [id, e] : all_) e.sent = false;
+    urgent_ = 0;
+    for (auto& [id, e] : all_) {
+      e.sent = false;
+      urgent_ += e.priority != 0 ? 1 : 0;
+    }
     queued_ = all_.size();
     queued_from_ = 0;
   }
@@ -65,6 +83,7 @@ class Outbox {
     if (it == all_.end() || !it->second.sent) return;
     it->second.sent = false;
     ++queued_;
+    urgent_ += it->second.priority != 0 ? 1 : 0;
     queued_from_ = std::min(queued_from_, id);
   }
   // What to ask the server about, and what follows from its answer: a request that it does not hold and has not
@@ -95,16 +114,37 @@ class Outbox {
   struct Entry {
     T what;
     bool sent;
+    uint8_t priority;
   };
+  static bool never(const T&, const T&) { return false; }
+  // Beyond this many, which no window lets in, requests go in their order: looking for the best would take too long.
+  static constexpr size_t kChosenFromMax = 1024;
   auto first_queued() {
     const auto it =
         std::find_if(all_.lower_bound(queued_from_), all_.end(), [](const auto& e) { return !e.second.sent; });
     queued_from_ = it->first;
     return it;
   }
+  // The first of those with the highest priority, or the first that must go for it to go.
+  template <class Follows>
+  auto most_urgent(Follows follows) {
+    const auto first = first_queued();
+    auto best = first;
+    if (urgent_ == 0 || queued_ > kChosenFromMax) return best;
+    for (auto it = first; it != all_.end(); ++it) {
+      if (!it->second.sent && it->second.priority > best->second.priority) best = it;
+    }
+    for (auto it = first; it != best;) {
+      const bool goes_first = !it->second.sent && follows(best->second.what, it->second.what);
+      if (goes_first) best = it;
+      it = goes_first ? first : std::next(it);
+    }
+    return best;
+  }
 
   std::map<uint64_t, Entry> all_;
   size_t queued_ = 0;
+  size_t urgent_ = 0;         // of those, with a priority
   uint64_t queued_from_ = 0;  // nothing before it is queued
 };
 

@@ -181,4 +181,68 @@ TEST(an_outbox_agrees_with_a_plain_one_whatever_happens) {
   }
 }
 
+TEST(higher_priorities_leave_first_and_equal_ones_in_their_order) {
+  Outbox<uint64_t> outbox;
+  const uint8_t priorities[] = {0, 5, 0, 9, 5, 9};
+  for (uint64_t id = 1; id <= 6; ++id) outbox.add(id, id, priorities[id - 1]);
+  CHECK_EQ(*outbox.peek(), 4u);
+  CHECK(all_next(&outbox) == std::vector<uint64_t>({4, 6, 2, 5, 1, 3}));
+  outbox.lost();  // as before
+  CHECK(outbox.answered(6) && outbox.answered(1));
+  CHECK(all_next(&outbox) == std::vector<uint64_t>({4, 2, 5, 3}));
+  outbox.again(3);
+  outbox.again(5);
+  CHECK(all_next(&outbox) == std::vector<uint64_t>({5, 3}));
+}
+
+TEST(nothing_overtakes_what_it_must_follow) {
+  // A request is about shards, which are its bits, and follows every earlier one that shares one with it.
+  const auto follows = [](uint64_t later, uint64_t earlier) { return (later & earlier) != 0; };
+  Outbox<uint64_t> outbox;
+  outbox.add(1, 0b0001, 0);
+  outbox.add(2, 0b0010, 0);
+  outbox.add(3, 0b0110, 0);
+  outbox.add(4, 0b1000, 1);
+  outbox.add(5, 0b0100, 9);  // follows 3, which follows 2
+  std::vector<uint64_t> left;
+  while (const uint64_t* what = outbox.next(follows)) left.push_back(*what);
+  CHECK(left == std::vector<uint64_t>({0b0010, 0b0110, 0b0100, 0b1000, 0b0001}));
+}
+
+// Whatever the priorities are and however often connections break, requests of one shard leave in their order, and
+// among those that may go the highest priority does.
+TEST(random_priorities_keep_the_order_of_every_shard) {
+  test::Random random(test::seed());
+  const auto follows = [](const std::pair<uint64_t, uint64_t>& later, const std::pair<uint64_t, uint64_t>& earlier) {
+    return (later.second & earlier.second) != 0;
+  };
+  for (int round = 0; round < 200; ++round) {
+    Outbox<std::pair<uint64_t, uint64_t>> outbox;
+    std::map<uint64_t, std::pair<uint64_t, uint8_t>> queued;  // shards and priority
+    std::set<uint64_t> sent;
+    for (uint64_t id = 1, steps = 0; steps < 60; ++steps) {
+      const uint64_t dice = random.below(10);
+      if (dice < 5) {
+        const uint64_t shards = 1 + random.below(255);
+        const auto priority = static_cast<uint8_t>(random.below(4));
+        outbox.add(id, {id, shards}, priority);
+        queued[id++] = {shards, priority};
+      } else if (dice < 9) {
+        const auto* const next = outbox.next(follows);
+        CHECK_EQ(next == nullptr, queued.empty());
+        if (next == nullptr) continue;
+        for (const auto& [other, what] : queued) {
+          if (other < next->first) CHECK((what.first & next->second) == 0);
+        }
+        queued.erase(next->first);
+        sent.insert(next->first);
+      } else if (!sent.empty()) {
+        const uint64_t answered = *sent.begin();
+        CHECK(outbox.answered(answered));
+        sent.erase(answered);
+      }
+    }
+  }
+}
+
 }  // namespace windlass

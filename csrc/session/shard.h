@@ -21,7 +21,7 @@ struct Staged {
 struct alignas(64) Shard {
   Turn turn;  // everything below belongs to its holder
   Residence home;
-  uint64_t version = 0;  // how many pushes were applied
+  uint64_t version = 0;  // how many pushes and puts were applied
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
   Parked parked;         // what came before its time
   Records records;

@@ -68,6 +68,8 @@ class Gate {
   uint64_t complete() const;
   // The next update counts as made.
   void advance(uint64_t made);
+  // At a shard that is new: what workers had closed before it was there needs no update.
+  void begin() { advance(complete()); }
   // What the object's pushes of all workers weigh in an iteration, of those who have closed it here.
   double weight(uint64_t iteration) const;
   // False also for what a view has put the worker past: nobody closed that.

@@ -49,6 +49,8 @@ const char* name_of(Op op) {
     case Op::kClose: return "close";
     case Op::kTick: return "tick";
     case Op::kEnter: return "enter";
+    case Op::kPut: return "put";
+    case Op::kSnapshot: return "snapshot";
   }
   return "?";
 }
@@ -105,6 +107,22 @@ Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
                   "step: " + std::to_string(item.hypers) + " hyperparameters do not fit its items");
   const auto most = static_cast<uint8_t>(Dtype::kFloat16);
   if (item.dtype_in > most || item.dtype_out > most) return Status(Code::kInvalidArgument, "step: an unknown dtype");
+  *out = item;
+  return {};
+}
+
+Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* out) {
+  PutItem item;
+  if (bytes != sizeof item)
+    return Status(Code::kInvalidArgument,
+                  "put: expected " + std::to_string(sizeof item) + " bytes of items, saw " + std::to_string(bytes));
+  std::memcpy(&item, items, sizeof item);
+  if (item.planes >> arrays != 0)
+    return Status(Code::kInvalidArgument, "put: expected some of " + std::to_string(arrays) + " arrays, saw bits " +
+                                              std::to_string(item.planes));
+  if (item.sets_count > 1 || item.count > (item.sets_count != 0 ? limits::kUpdatesMax : 0))
+    return Status(Code::kInvalidArgument, "put: a count of " + std::to_string(item.count) + " updates, at most " +
+                                              std::to_string(limits::kUpdatesMax) + " and only where it is set");
   *out = item;
   return {};
 }

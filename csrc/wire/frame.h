@@ -39,8 +39,10 @@ enum class Op : uint8_t {
   kClose,  // only within a step, as is the next
   kTick,
   kEnter,
+  kPut,
+  kSnapshot,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kEnter);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSnapshot);
 // Operations that are about no shard: one part with a body.
 constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);
@@ -62,10 +64,10 @@ struct Header {
   uint32_t app = 0;
   uint32_t object = 0;
   uint32_t deadline_ms = 0;
-  uint8_t priority = 0;
+  uint8_t lane = 0;
   uint8_t dtype_in = 0;
   uint8_t dtype_out = 0;
-  uint8_t zero = 0;
+  uint8_t priority = 0;  // higher ones go first
   uint32_t parts = 0;
   uint32_t extension_bytes = 0;
   uint32_t extension_crc = 0;
@@ -163,6 +165,17 @@ inline uint32_t StepItem::bytes() const {
 }
 // Reads the first item of a part of a step; whatever is wrong with it is kInvalidArgument.
 Status decode(const std::byte* items, uint32_t bytes, StepItem* item);
+
+// What a part of a put brings: the items; the arrays of the shard that it names follow as its numbers
+// (tensor/planes.h).
+struct PutItem {
+  uint32_t planes = 0;      // bit i: array i is among the numbers
+  uint32_t sets_count = 0;  // 1: the rule's count of updates becomes `count`
+  uint64_t count = 0;
+};
+static_assert(sizeof(PutItem) == 16);
+// Whatever is wrong with it is kInvalidArgument. arrays: how many the tensor has.
+Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* item);
 
 void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
 void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);

@@ -22,7 +22,8 @@ Header some_header(test::Random* random) {
   h.app = static_cast<uint32_t>(random->next());
   h.object = static_cast<uint32_t>(random->next());
   h.deadline_ms = static_cast<uint32_t>(random->next());
-  h.priority = static_cast<uint8_t>(random->below(2));
+  h.lane = static_cast<uint8_t>(random->below(2));
+  h.priority = static_cast<uint8_t>(random->below(256));
   h.dtype_in = static_cast<uint8_t>(random->below(5));
   h.dtype_out = static_cast<uint8_t>(random->below(5));
   h.parts = static_cast<uint32_t>(random->below(limits::kPartsMax + 1));
@@ -157,7 +158,7 @@ TEST(fields_lie_where_the_document_says) {
   h.app = 0x31323334;
   h.object = 0x41424344;
   h.deadline_ms = 0x51525354;
-  h.priority = 1;
+  h.lane = 1;
   h.dtype_in = 2;
   h.dtype_out = 3;
   h.parts = 5;

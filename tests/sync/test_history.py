@@ -93,7 +93,8 @@ def check_kill(sync: wl.Sync, seed: int) -> None:
     timeout, seconds = 1.0, 5.0
     code = WORKER.replace("SYNC", str(sync)).replace("SECONDS", str(seconds))
     with LocalCluster(servers=2, failure_timeout=timeout) as cluster:
-        path = {"PYTHONPATH": str(pathlib.Path(__file__).parent)}
+        here = pathlib.Path(__file__).parent
+        path = {"PYTHONPATH": f"{here}:{here.parent}"}
         workers = [cluster.worker(code, rank, 3, **path) for rank in range(3)]
         deadline = time.monotonic() + 60
         while not notes_of(workers[0].output(), 0):

@@ -1,0 +1,86 @@
+"""Of requests that wait to be sent, those of higher priority go first."""
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import new_app
+
+import windlass as wl
+from windlass.testing import Proxy, Servers
+
+LARGE = 4 << 20  # float32: 16 MiB, more than sockets hold
+SMALL = 64 << 10  # of the same lane
+
+
+def order_of_ends(futures: dict[str, wl.Future[object]]) -> list[str]:
+    """The names in the order in which they were done."""
+    ended: list[str] = []
+    lock = threading.Lock()
+
+    def wait(name: str) -> None:
+        futures[name].wait(60)
+        with lock:
+            ended.append(name)
+
+    threads = [threading.Thread(target=wait, args=(name,)) for name in futures]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return ended
+
+
+@pytest.mark.parametrize("priority", [0, 7])
+def test_a_small_request_of_high_priority_overtakes_large_ones_on_a_slow_link(
+    monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
+    monkeypatch.setenv("WINDLASS_TRANSPORT", "socket")
+    with (
+        Servers(1, kind="tcp", threads=2) as servers,
+        Proxy(servers.addresses[0]) as proxy,
+        wl.connect(servers=[proxy.address], app=new_app(), timeout=60) as cluster,
+    ):
+        large = [cluster.tensor(f"large{i}", LARGE, rule=wl.Sum()) for i in range(4)]
+        small = cluster.tensor("small", SMALL, rule=wl.Sum())
+        grads = [cluster.empty(LARGE, np.float32) for _ in large]
+        out = cluster.empty(SMALL, np.float32)
+        for grad in grads:
+            grad[...] = 1
+        small.push(np.ones(SMALL, np.float32)).wait()  # the lane is there
+        proxy.pause()
+        futures = {f"large{i}": w.push(g) for i, (w, g) in enumerate(zip(large, grads, strict=True))}
+        futures["small"] = small.push_pull_async(np.ones(SMALL, np.float32), out=out, priority=priority)
+        proxy.resume()
+        ended = order_of_ends(futures)
+        assert sorted(ended) == sorted(futures)
+        # The first large one was on its way, and of the others none was.
+        assert ended.index("small") <= (1 if priority else 4)
+        if not priority:
+            assert ended.index("small") >= 3
+        assert (out == 2).all()
+        assert all((w.pull() == 1).all() for w in large)
+
+
+def test_requests_about_one_shard_keep_their_order(cluster: wl.Cluster) -> None:
+    """A high priority takes what it must follow along."""
+    w = cluster.tensor("w", 1 << 20, rule=wl.Assign())
+    values = [np.full(1 << 20, i, np.float32) for i in range(12)]
+    futures = [w.push(value, priority=(37 * i) % 256) for i, value in enumerate(values)]
+    assert (w.pull_async(priority=255).wait() == 11).all()
+    for future in futures:
+        future.wait()
+
+
+@pytest.mark.parametrize("priority", [-1, 256, 1.0, True, None])
+def test_a_priority_is_a_whole_number_of_one_byte(cluster: wl.Cluster, priority: object) -> None:
+    w = cluster.tensor("w", 4, rule=wl.Sum())
+    ones = np.ones(4, np.float32)
+    for call in (
+        lambda: w.push(ones, priority=priority),
+        lambda: w.push_pull_async(ones, priority=priority),
+        lambda: w.pull_async(priority=priority),
+    ):
+        with pytest.raises(wl.InvalidArgument, match="tensor 'w': priority must be a whole number from 0 to 255"):
+            call()
+    assert (w.pull() == 0).all()
