@@ -7,6 +7,9 @@ w = cluster.tensor("w", (784, 10), rule=wl.SGD(lr=0.1))
 weights = w.push_pull(gradient)
 """
 
+import importlib as _importlib
+from typing import Any as _Any
+
 from windlass._cluster import Cluster, connect
 from windlass._core import Version
 from windlass._delay import Delayed
@@ -33,15 +36,30 @@ from windlass._errors import (
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
+from windlass._lease import Lease
 from windlass._local import Elastic, Local
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
+from windlass._snapshot import Snapshot
 from windlass._step import Step
 from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
 from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    """``windlass.torch`` is imported when it is first used: torch is an extra."""
+    if name != "torch":
+        raise AttributeError(f"module 'windlass' has no attribute {name!r}")
+    try:
+        return _importlib.import_module("windlass.torch")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError("windlass.torch needs torch: pip install 'windlass[torch]'") from error
+
 
 __all__ = [
     "ASP",
@@ -67,6 +85,7 @@ __all__ = [
     "Init",
     "InternalError",
     "InvalidArgument",
+    "Lease",
     "Local",
     "Max",
     "MaxDelay",
@@ -81,6 +100,7 @@ __all__ = [
     "ServerLost",
     "ShapeMismatch",
     "Slots",
+    "Snapshot",
     "SpecMismatch",
     "StaleMap",
     "Step",

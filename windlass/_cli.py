@@ -93,6 +93,15 @@ def sync(
     _measure("sync", 0, json, quick=short)
 
 
+@bench.command()
+def train(
+    json: Json = None,
+    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
+) -> None:
+    """A network of two convolutions by two workers, beside DistributedDataParallel and plain torch."""
+    _measure("train", 0, json, quick=short)
+
+
 def main() -> None:
     """The entry point."""
     app()

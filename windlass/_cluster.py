@@ -21,6 +21,7 @@ from windlass._dial import Dialer
 from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
+from windlass._lease import Lease, Split, make_lease
 from windlass._rules import Rule
 from windlass._settings import load as load_settings
 from windlass._settings import token_of
@@ -29,8 +30,10 @@ from windlass._step import Step
 from windlass._sync import ASP, BSP, OVERDUE_SECONDS, Sync, parse_sync
 from windlass._table import Table
 from windlass._tensor import Tensor
+from windlass._values import Values
 
 if TYPE_CHECKING:
+    from windlass._desk import Ledgers
     from windlass._scheduled import Attendance
 
 _THREADS_MAX = 256
@@ -282,6 +285,12 @@ class Cluster:
         self._attendance = attendance
         self._timeout = timeout
         self._sync = sync
+        self._values = Values()
+        if attendance is not None:
+            attendance.values = self._values
+        self._leases: dict[str, Lease] = {}  # by name
+        self._near_ledgers: Ledgers | None = None
+        self._further = False  # made by worker(), not by connect()
         _open.add(self)
 
     def tensor(
@@ -369,12 +378,69 @@ class Cluster:
         self._engine.check()
         if self._remote is None:
             session = _core.Session(self._engine, rank, world_size)
-            return Cluster(self._engine, session, None, self._timeout, sync=self._sync)
-        if self._attendance is not None:
+            made = Cluster(self._engine, session, None, self._timeout, sync=self._sync)
+            made._near_ledgers = self._ledgers
+        elif self._attendance is not None:
             from windlass._scheduled import join
 
-            return join(self._attendance.at, rank, world_size, self._timeout, self._engine)
-        return self._remote.cluster(rank, world_size, self._timeout, self._engine)
+            made = join(self._attendance.at, rank, world_size, self._timeout, self._engine)
+        else:
+            made = self._remote.cluster(rank, world_size, self._timeout, self._engine)
+        made._further = True
+        return made
+
+    @property
+    def _ledgers(self) -> "Ledgers":
+        """Of the engine inside the process; its workers share them."""
+        if self._near_ledgers is None:
+            from windlass._desk import Ledgers
+
+            self._near_ledgers = Ledgers()
+        return self._near_ledgers
+
+    def lease(
+        self,
+        n: int,
+        *,
+        batch: int,
+        name: str = "data",
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        split: Split = "leased",
+        ahead_seconds: float = 45.0,
+        range: int | None = None,
+    ) -> Lease:
+        """This worker's part of `n` samples, leased from the scheduler; each iteration over it is one epoch.
+
+        ``for epoch in range(3): for indices in lease: ...`` gives int64 arrays of at most `batch` sample numbers. What
+        a worker holds and has not done when it dies is given to others, and what a slow one has not begun, too. A lease
+        is done when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push).
+
+        name: workers that say the same name share the samples; all terms must be the same.
+        epochs: how often the data is gone through. shuffle, seed: every epoch has an order of its own.
+        split: "static" gives worker r of W the batches r, r + W, ...: the same in every run of W workers, without a
+            scheduler; what a dead worker had is lost.
+        ahead_seconds: work to hold, so that the scheduler may be away for so long.
+        range: samples of one lease, a multiple of `batch` (default: 8 batches, fewer where there are few).
+        """
+        self._engine.check()
+        return make_lease(
+            self,
+            n,
+            name=name,
+            batch=batch,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            split=split,
+            ahead_seconds=ahead_seconds,
+            range=range,
+        )
+
+    def _close_leases(self, timeout: float, *, failed: bool = False) -> None:
+        while self._leases:  # they hold us, and nobody would see the circle
+            self._leases.popitem()[1]._close(timeout, failed=failed)
 
     @property
     def rank(self) -> int:
@@ -411,12 +477,27 @@ class Cluster:
         self._session.raise_unseen()
         self._session.tick(self._timeout)
 
+    def report(self, **values: Any) -> None:
+        """Numbers to be seen, such as ``report(loss=0.3)``: the newest under each name.
+
+        They travel to the scheduler at most once a second, the last ones when the worker leaves, and are shown by
+        ``windlass status``, ``/metrics`` and ``windlass run --progress``. At most 32 names of up to 64 characters.
+        A number that is not finite is shown as nan.
+        """
+        self._values.put(values)
+
+    @property
+    def reported(self) -> dict[str, float | None]:
+        """What ``report()`` was given last, by name; None: a number that was not finite."""
+        return self._values.newest()
+
     def leave(self) -> None:
         """This worker is done: nobody waits for it any more. ``close()`` says the same; for a thread as a worker on
         servers inside the process this is the way, since it shares them with the others."""
         if self._remote is not None:
             self.close()
         else:
+            self._close_leases(self._timeout)
             self._session.leave(self._timeout)
 
     def _patience(self, sync: Sync) -> Patience:
@@ -473,6 +554,7 @@ class Cluster:
         try:
             if not failed and not self._engine.closed and self._session.has_open_pushes:
                 self._session.tick(timeout)  # the last iteration counts, too
+            self._close_leases(timeout, failed=failed)
             with contextlib.suppress(WindlassError):  # a server that is lost waits for nobody
                 self._session.leave(min(timeout, _CLOSE_SECONDS))
             self._engine.close(timeout)
@@ -502,6 +584,19 @@ class Cluster:
         return f"<Cluster, {where}, rank {self.rank} of {self.world_size}, {state}>"
 
 
+_made_by_default: list[Cluster] = []
+
+
+def default_cluster() -> Cluster:
+    """The cluster of this process: the one that connect() made and that is open, or one made now."""
+    found = [cluster for cluster in _open if not (cluster._further or cluster._engine.forked or cluster._engine.closed)]
+    if len(found) > 1:
+        raise InvalidArgument(f"cluster: this process has {len(found)} open clusters; say which one with cluster=")
+    if not found:
+        _made_by_default[:] = found = [connect()]
+    return found[0]
+
+
 def _others_inside() -> bool:
     """Whether another thread is in one of our calls."""
     here, me = os.path.dirname(__file__), threading.get_ident()
@@ -517,6 +612,7 @@ def _close_all() -> None:
     function that is left that way ends the process.
     """
     clusters = list(_open)
+    _made_by_default.clear()
     failed = hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # a traceback, and nobody there to go on after it
     for cluster in clusters:
         with contextlib.suppress(WindlassError):

@@ -6,6 +6,7 @@ import os
 import ssl
 import threading
 import time
+from collections.abc import Callable
 
 from windlass import _core
 from windlass._address import Address, is_here
@@ -13,6 +14,7 @@ from windlass._cluster import Cluster, OnWorkerLoss, Remote, Transport, is_whole
 from windlass._dial import Dialer
 from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
 from windlass._sync import Sync
+from windlass._values import Values
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 
@@ -76,8 +78,10 @@ class Attendance:
         self.links: _core.Links | None = None
         self.dialer: Dialer | None = None
         self.session: _core.Session | None = None
+        self.values = Values()  # the cluster's, once there is one
         self.member = Member(at.address, at.token, join, self._heard, at.tls)
         self.member.report = self._report
+        self.recalls: dict[str, Callable[[], None]] = {}  # whom a Recall is for, by the lease's name
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
         self._missing: list[str] = []
@@ -100,6 +104,11 @@ class Attendance:
         # The caller may hold the GIL from now on, and a first heartbeat needs it.
         if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
             raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
+
+    @property
+    def over(self) -> WindlassError | None:
+        """Why the membership has ended, if it has."""
+        return self._over
 
     @property
     def view(self) -> m.View:
@@ -156,11 +165,14 @@ class Attendance:
                 links.lost(index, ERRORS.index(type(self._over)), str(self._over))
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
+        if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
+            recall()
         if isinstance(message, m.ShardMoved) and links is not None:
             links.moved(message.object, message.shard, message.server, message.term)
 
     def _report(self) -> m.Report | None:
-        return None if self.session is None else m.Report(clock=self.session.clock)
+        session = self.session
+        return None if session is None else m.Report(clock=session.clock, values=self.values.newest())
 
     # -- what the core asks ------------------------------------------------------------------------------------------
 

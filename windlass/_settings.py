@@ -66,6 +66,12 @@ SETTINGS: dict[str, Setting] = {
         "bytes", None, "What pushes that came over sockets may take until their update under BSP. Default: 256 MiB."
     ),
     "log_dir": Setting("path", None, "A folder for one log file per process."),
+    "progress": Setting(
+        "text",
+        "off",
+        "Whether `windlass run` shows how workers get on; auto: on a terminal.",
+        choices=("auto", "on", "off"),
+    ),
     "tls_cert": Setting("path", None, "The scheduler's certificate, PEM: its control port then speaks TLS."),
     "tls_key": Setting("path", None, "The key to it."),
     "tls_ca": Setting(

@@ -22,6 +22,7 @@ SAMPLES: list[m.Message] = [
     m.Leave(True, "why not"),
     m.Report(3, 4, 5, 6, 7, 8, {"default": 9}),
     m.Report(sync={"default": m.SyncReport(10, [9, 1], 2, 0.5, {3: 0.25, 0: 0.25}, 1)}),
+    m.Report(clock=7, values={"loss": 0.25, "x" * 64: None}),
     m.Open(1, tensor_spec("default/w", (1000,), "sgd", dtype=0)),
     m.Open(2, table_spec("default/t", 64)),
     m.Forget(3, b"spec", 1),
@@ -157,6 +158,11 @@ def test_ten_million_mutated_messages_do_no_harm():
         m.encode(m.Report(sync={"a": m.SyncReport(waited_for={0: math.nan})})),
         m.encode(m.Report(sync={"a": m.SyncReport(waited_for=dict.fromkeys(range(1025), 0.0))})),
         m.encode(m.Report(sync={str(i): m.SyncReport() for i in range(1025)})),
+        m.encode(m.Report(values={"loss": math.nan})),
+        m.encode(m.Report(values={"loss": -math.inf})),
+        m.encode(m.Report(values={"x" * 65: 0.0})),
+        m.encode(m.Report(values={"": 0.0})),
+        m.encode(m.Report(values={str(i): 0.0 for i in range(33)})),
     ],
 )
 def test_bytes_that_are_no_message_are_malformed(data: bytes):

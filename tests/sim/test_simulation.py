@@ -28,6 +28,8 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least |= {"views checked": 1.5, "views that wait": 2, "views of a start": 2.5, "views without workers": 0.1}
     least |= {"blackout": 0.1, "servers back": 5, "moves cancelled": 0.1, "apps that grew": 0.5}
     least |= {"iterations": 100, "pulls": 200, "waits": 100, "updates": 25, "workers that go on": 1}
+    least |= {"batches": 50, "recalls": 2, "ranges taken back": 2, "duplicates": 5, "leases asked for again": 1}
+    least |= {"ledgers checked": 0.25}
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
 
@@ -105,3 +107,17 @@ def test_a_server_that_is_not_told_what_it_missed_is_noticed():
     print(complaints)
     assert len(complaints) >= 8
     assert all(re.fullmatch(r"server \d has come back and does not know view \d+", text) for text in complaints)
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint", "least"), [("leases", "epochs are done", 6), ("reports", "are counted as duplicates", 2)]
+)
+def test_a_ledger_that_forgets_the_dead_or_counts_twice_is_noticed(broken: str, complaint: str, least: int):
+    complaints = []
+    for seed in range(0, 48, 3):
+        try:
+            simulate(seed, broken)
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert sum(complaint in text for text in complaints) >= least

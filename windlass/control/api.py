@@ -1,10 +1,12 @@
 """What the scheduler tells people and tools about the cluster."""
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from windlass.control import messages as m
 from windlass.control.consistency import Total
 from windlass.control.liveness import GRACE_SECONDS
 from windlass.control.state import State
@@ -43,7 +45,7 @@ def status_of(
                 "bytes_out": report.bytes_out,
             }
         if join.role in ("worker", "reader"):
-            one |= {"app": join.app, "clock": report.clock}
+            one |= {"app": join.app, "clock": report.clock, "values": report.values}
         members.append(one)
     return {
         "cluster": f"{terms.cluster:016x}",
@@ -62,6 +64,10 @@ def status_of(
                 "started": app.started,
                 "on_worker_loss": app.on_worker_loss,
                 "waited": sorted(app.waited),
+                "left": [
+                    {"rank": rank, "clock": last.clock, "values": last.values}
+                    for rank, last in sorted(app.left.items())
+                ],
                 "quota_bytes": terms.quotas.get(app.name),
                 "sync": consistency[app.name].status() if app.name in consistency else None,
             }
@@ -78,6 +84,7 @@ def status_of(
             }
             for object_ in state.objects.values()
         ],
+        "leases": [{"app": app, "name": name, **of.status()} for (app, name), of in state.ledgers.items()],
         "moves": len(state.moves),
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
@@ -136,8 +143,48 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
         if join.role == "worker":
             clock.labels(join.app, str(member.index)).set(member.report.clock)
         heard.labels(join.role, join.app, str(member.index)).set(heard_seconds.get(number, 0.0))
+    reported = gauge("reported", "What the worker reported last, under this name.", ("app", "rank", "name"))
+    for whose, rank, last in _reports(state):
+        for name, value in last.values.items():
+            reported.labels(whose, str(rank), name).set(math.nan if value is None else value)
     registry.register(_Consistency(state.consistency()))
+    registry.register(_Leases(state))
     return bytes(generate_latest(registry))
+
+
+def _reports(state: State) -> Iterator[tuple[str, int, m.Report]]:
+    """App, rank and report of every worker, those that went included."""
+    for app in state.apps.values():
+        for rank, last in app.left.items():
+            yield app.name, rank, last
+        for rank, number in app.workers.items():
+            yield app.name, rank, state.members[number].report
+
+
+class _Leases:
+    """What workers have leased, and done."""
+
+    def __init__(self, state: State) -> None:
+        self._ledgers = state.ledgers
+
+    def collect(self) -> Iterator[Any]:
+        """For the registry."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["app", "lease"]
+        epoch = GaugeMetricFamily("windlass_lease_epoch", "Epochs that are done, from the first on.", labels=labels)
+        text = "Ranges of the first epoch that is not done."
+        ranges = GaugeMetricFamily("windlass_lease_ranges", text, labels=[*labels, "state"])
+        counted = CounterMetricFamily("windlass_lease_samples", "Samples done, each of an epoch once.", labels=labels)
+        again = CounterMetricFamily("windlass_lease_duplicates", "Samples that were done again.", labels=labels)
+        for key, ledger in self._ledgers.items():
+            status = ledger.status()
+            epoch.add_metric(key, status["epoch"])
+            counted.add_metric(key, status["samples_done"])
+            again.add_metric(key, status["duplicates"])
+            for state in ("done", "held", "free"):
+                ranges.add_metric([*key, state], status[state])
+        yield from (epoch, ranges, counted, again)
 
 
 class _Consistency:

@@ -103,6 +103,11 @@ class Member:
         """What the scheduler ended the membership with."""
         return self._ended
 
+    @property
+    def away(self) -> bool:
+        """Whether there is no connection to the scheduler at the moment."""
+        return self._ws is None
+
     def start(self, deadline: float) -> m.Welcome:
         """Joins, trying for as long as the deadline allows. Raises what the scheduler refuses with."""
         pause = _PAUSE_SECONDS[0]
@@ -297,6 +302,7 @@ class Member:
         if self._process != os.getpid() or (self._closed.is_set() and self._ws is None):
             return
         self._leaving = True
+        self._tell_report()  # the last one, which may be younger than a second
         self.tell(m.Leave(failed, why_))
         self._closed.set()
         with self._lock:

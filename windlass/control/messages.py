@@ -1,16 +1,19 @@
 """What members and the scheduler say to each other: msgpack in the binary messages of a WebSocket.
 
-    member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, ...
-    scheduler -> member   Welcome or Refused, View, Waiting, Gone, MoveShard, CancelMove, ShardMoved, Quota, Shutdown,
-                          and Answers
+    member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, Lease, ...
+    scheduler -> member   Welcome or Refused, View, Waiting, Gone, MoveShard, CancelMove, ShardMoved, Quota, Recall,
+                          Shutdown, and Answers
 
 Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
 """
 
+import sys
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+from windlass._values import VALUE_NAME_CHARS_MAX, VALUES_MAX
 
 VERSION = 1
 MESSAGE_BYTES_MAX = 64 << 20  # a map of 100,000 shards is 2 MB
@@ -19,14 +22,21 @@ SPEC_BYTES_MAX = 4096
 APPS_MAX = 1 << 10  # in a report
 RANKS_MAX = 1 << 10  # of one app in a report
 STALENESS_MAX = 15  # and above it: the last bucket of a histogram
+RANGES_MAX = 1 << 20  # of an epoch
+EPOCHS_MAX = 1 << 20
+HELD_MAX = 4096  # ranges that one worker holds of one ledger
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
 U64 = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+ValueName = Annotated[str, Meta(min_length=1, max_length=VALUE_NAME_CHARS_MAX)]
 OnWorkerLoss = Literal["continue", "wait"]
 Run = tuple[U32, U32, U32]  # first shard, server, term
+Ranges = tuple[U32, U32, U32]  # epoch, first range, how many
+Used = tuple[U32, U32, U64]  # epoch, range, how many of its samples
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=False, tag_field="is", tag=True):
@@ -85,6 +95,7 @@ class Report(Message, frozen=True):
     bytes_out: U64 = 0
     quotas_used: Annotated[dict[Name, U64], Meta(max_length=APPS_MAX)] = {}  #: by tables of apps that have one
     sync: Annotated[dict[Name, SyncReport], Meta(max_length=APPS_MAX)] = {}  #: by app
+    values: Annotated[dict[ValueName, Finite | None], Meta(max_length=VALUES_MAX)] = {}  #: of workers: cluster.report()
 
 
 class Question(Message, frozen=True):
@@ -129,6 +140,33 @@ class Stop(Question, frozen=True):
     """Ends the cluster."""
 
     why: Text = ""
+
+
+class LeaseTerms(Message, frozen=True):
+    """What a ledger is about; the same for all who lease from it."""
+
+    samples: Annotated[int, Meta(ge=1, lt=2**48)]
+    batch: Annotated[int, Meta(ge=1, lt=2**48)]
+    range: Annotated[int, Meta(ge=1, lt=2**48)]  #: samples, a whole number of batches; the last may be smaller
+    epochs: Annotated[int, Meta(ge=1, le=EPOCHS_MAX)]
+    shuffle: bool
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Lease(Question, frozen=True):
+    """All that a worker has to say of a ledger: what it holds, what it has done, what it wants. May be asked again."""
+
+    name: Name
+    terms: LeaseTerms
+    epoch: U32  #: that it is in
+    hungry: bool  #: it has nothing to do in that epoch
+    want: Annotated[int, Meta(ge=0, le=HELD_MAX)]  #: ranges that it would hold
+    complete: U32  #: epochs that it knows to be done
+    held: Annotated[list[Ranges], Meta(max_length=HELD_MAX)] = []  #: and not begun
+    begun: Annotated[list[Ranges], Meta(max_length=HELD_MAX)] = []
+    first: U64 = 0  #: the number of the first of `done`
+    done: Annotated[list[Used], Meta(max_length=2 * RANGES_MAX)] = []
+    whole: bool = False  #: `done` is all that it still knows
 
 
 # -- what the scheduler says -----------------------------------------------------------------------------------------
@@ -241,6 +279,23 @@ class Placed(Message, frozen=True):
     runs: list[Run]
 
 
+class Leased(Message, frozen=True):
+    """What a worker holds from now on; what it is not told of any more was taken back, or done by another."""
+
+    held: list[Ranges]
+    complete: U32  #: epochs that are done, from the first on
+    known: U64  #: how many of what the worker has done were counted
+    ended: bool = False  #: nothing of the worker's epoch is left for it
+    again: bool = False  #: nothing is known of this worker: it says all that it knows
+    duplicates: U64 = 0  #: samples that this worker used and that another's work was counted for
+
+
+class Recall(Message, frozen=True):
+    """What the worker holds of a ledger has become less: it asks what is left."""
+
+    name: Name
+
+
 class Answer(Message, frozen=True):
     """To a question: an error's name and message, or what was asked for."""
 
@@ -248,17 +303,18 @@ class Answer(Message, frozen=True):
     error: str = ""
     why: str = ""
     placed: list[Placed] = []
+    leased: Leased | None = None
 
 
-FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop
+FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop | Lease
 FromScheduler = (
-    Welcome | Refused | Waiting | View | Gone | MoveShard | CancelMove | ShardMoved | Quota | Shutdown | Answer
+    Welcome | Refused | Waiting | View | Gone | MoveShard | CancelMove | ShardMoved | Quota | Recall | Shutdown | Answer
 )
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
     "server": (Ready, Leave, Report, Moved),
-    "worker": (Leave, Report, Open, Forget, List),
+    "worker": (Leave, Report, Open, Forget, List, Lease),
     "reader": (Leave, Report, Open, List),
     "operator": (Leave, List, Move, Stop),
 }

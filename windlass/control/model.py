@@ -69,6 +69,7 @@ class App:
     on_worker_loss: m.OnWorkerLoss = "continue"
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
+    left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank
 
     @property
     def busy(self) -> bool:

@@ -31,11 +31,13 @@ from windlass.control.events import (
     Tell,
     Timer,
 )
+from windlass.control.leases import BadLease, Ledger, said
 from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec, Terms
 from windlass.control.placement import place
 
 OBJECTS_MAX = 1 << 16
 WORLD_MAX = 1 << 20
+LEDGERS_MAX = 1 << 10
 MISSING_NAMED_MAX = 16  # ranks that a message lists before it only counts
 
 
@@ -73,6 +75,8 @@ class State:
         self.by_name: dict[str, int] = {}
         self.load_bytes: dict[int, int] = {}  # placed, by server
         self.moves: dict[int, Moving] = {}
+        self.ledgers: dict[tuple[str, str], Ledger] = {}  # by app and name
+        self.new_ledger: Callable[[m.LeaseTerms], Ledger] = Ledger
         self.ever_started = False
         self.ended = False
         self._read_spec = read_spec
@@ -267,6 +271,7 @@ class State:
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
             app.waited.discard(rank)
+            app.left.pop(rank, None)
             if first:
                 self._out.append(Timer(f"replace:{app.name}", None))
             self._next_view(app)
@@ -305,7 +310,9 @@ class State:
         if app.started or len(app.workers) < app.world_size or not self._servers_ready():
             return
         app.started = self.ever_started = True
+        self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != app.name}
         app.first_view = app.view + 1
+        app.left.clear()
         self.given_up.pop(app.name, None)
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
@@ -403,9 +410,11 @@ class State:
 
     def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
         del app.workers[member.index]
+        self._leases_of_the_gone(member)
         app.ranks_up_to = min(app.ranks_up_to, member.index)
         if not app.started:
             return
+        app.left[member.index] = member.report
         if lost and app.on_worker_loss == "wait":
             app.waited.add(member.index)
             self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
@@ -509,9 +518,46 @@ class State:
                 self._tell([asker], m.Answer(number, placed=[o.placed() for o in self.objects.values()]))
             case m.Move():
                 self._move(asker, question)
+            case m.Lease(number):
+                self._tell([asker], m.Answer(number, leased=self._lease(asker, question)))
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
                 self._end(failed=False, why=why or "an operator asked for it")
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def _lease(self, asker: int, question: m.Lease) -> m.Leased:
+        app = self.apps[self.members[asker].join.app]
+        ledger = self.ledgers.get(key := (app.name, question.name))
+        if ledger is None:
+            if len(self.ledgers) >= LEDGERS_MAX:
+                raise Wrong("ResourceExhausted", f"lease {question.name!r}: at most {LEDGERS_MAX} ledgers")
+            ledger = self.new_ledger(question.terms)
+            if ledger.ranges > m.RANGES_MAX:
+                raise Wrong("InvalidArgument", f"lease {question.name!r}: at most {m.RANGES_MAX} ranges in an epoch")
+            self.ledgers[key] = ledger
+        if ledger.terms != question.terms:
+            raise Wrong(
+                "SpecMismatch",
+                f"lease {question.name!r} exists with other terms\n  there: {said(ledger.terms)}\n"
+                f"  asked: {said(question.terms)}",
+            )
+        try:
+            leased = ledger.ask(asker, len(app.workers), question)
+        except BadLease as error:
+            raise Wrong("InvalidArgument", f"lease {question.name!r}: {error}") from error
+        self._recall(question.name, ledger)
+        return leased
+
+    def _recall(self, name: str, ledger: Ledger) -> None:
+        self._tell(sorted(ledger.recalled), m.Recall(name))
+        ledger.recalled.clear()
+
+    def _leases_of_the_gone(self, member: Member) -> None:
+        for (app, name), ledger in self.ledgers.items():
+            if app == member.join.app:
+                ledger.left(member.join.incarnation)
+                self._recall(name, ledger)
 
     # -- objects -----------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
 LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
 MemoryBytesMax = Annotated[str | None, _option("memory_bytes_max")]
 OnWorkerLoss = Annotated[str | None, _option("on_worker_loss")]
+Progress = Annotated[bool | None, _option("progress", "--progress/--no-progress")]
 Servers = Annotated[str | None, _option("servers")]
 StartTimeout = Annotated[str | None, _option("start_timeout")]
 Sync = Annotated[str | None, _option("sync")]
@@ -133,6 +134,7 @@ def run(
     sync: Sync = None,
     on_worker_loss: OnWorkerLoss = None,
     log_dir: LogDir = None,
+    progress: Progress = None,
     failure_timeout: FailureTimeout = None,
     start_timeout: StartTimeout = None,
     threads: Threads = None,
@@ -151,7 +153,8 @@ def run(
     """
     from windlass.launch.run import run as run_all
 
-    settings = _settings(locals())
+    shown = None if progress is None else "on" if progress else "off"
+    settings = _settings({**locals(), "progress": shown})
     raise typer.Exit(run_all(settings, [script, *context.args], dry_run=dry_run, verbose=verbose))
 
 

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from windlass._address import Address, bound_to
 from windlass._address import listen as listen_on
@@ -28,12 +28,17 @@ from windlass._settings import Settings
 from windlass.launch import rundir
 from windlass.launch.child import Child, colours, describe
 
+if TYPE_CHECKING:
+    from windlass.observe.display import Display
+
 END_SECONDS = 2.0  # from being asked to end to being ended
+_GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
 REPLACEMENTS_MAX = 3  # of one rank
 _LAST_LINES = 10
 _ASK_SECONDS = 1.0  # for the scheduler to answer
 _LOOK_SECONDS = 0.1  # between two questions
+_PROGRESS_SECONDS = 0.3  # for the scheduler to answer, while nobody passes on what workers print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +137,7 @@ def run(settings: Settings, command: list[str], *, dry_run: bool = False, verbos
                 plans = plan(settings, command, address, secrets.randbelow(2**64 - 1) + 1, folder)
                 launch.start(plans, listener.fileno())
                 listener.close()
+                launch.show_progress()
                 return launch.wait()
         finally:
             launch.end_all()
@@ -175,6 +181,7 @@ class _Launch:
         self._interrupted: signal.Signals | None = None
         self._failed: Child | None = None  # the first for which there was no replacement
         self._over = False  # the others cannot go on without it
+        self._display: Display | None = None
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -226,12 +233,16 @@ class _Launch:
     def wait(self) -> int:
         """Until the workers are done, cannot go on, or somebody interrupts."""
         while self._interrupted is None and not self._over and (self._running("worker") or self._replacing):
-            self._turn(_LOOK_SECONDS if self._replacing or self._undecided else None)
+            self._turn(self._patience())
+            if self._display is not None:
+                self._display.look()
             if (self._replacing or self._undecided) and time.monotonic() >= self._look_at:
                 status = self._status()
                 self._replace(status)
                 self._decide(status)
                 self._look_at = time.monotonic() + _LOOK_SECONDS
+        if self._display is not None:
+            self._display.close(show=self._interrupted is None)
         self.end_all()
         if self._interrupted is not None:
             print(f"windlass run: ended by {self._interrupted.name}", file=sys.stderr)
@@ -245,6 +256,20 @@ class _Launch:
         for line in lines:
             print(f"  {line}", file=sys.stderr)
         return code if code > 0 else 128 - code
+
+    def show_progress(self) -> None:
+        """If it was asked for."""
+        asked = self._settings.progress
+        if asked == "on" or (asked == "auto" and sys.stdout.isatty()):
+            from windlass.observe.display import Display  # few runs need it
+
+            self._display = Display(lambda: self._fetch(_PROGRESS_SECONDS))
+
+    def _patience(self) -> float | None:
+        """How long to wait for something to happen before there is something to do anyway; None: for ever."""
+        look = _LOOK_SECONDS if self._replacing or self._undecided else None
+        show = None if self._display is None else self._display.due_seconds
+        return min((seconds for seconds in (look, show) if seconds is not None), default=None)
 
     def _running(self, role: str = "") -> list[Child]:
         return [child for child in self._children if child.code is None and role in ("", child.role)]
@@ -290,13 +315,15 @@ class _Launch:
 
     def _status(self) -> dict[str, Any] | None:
         """What the scheduler says; None: nothing."""
-        from windlass.observe.status import fetch  # few runs need it
-
         try:
-            token = load_token(self._folder / "token") or b""
-            return dict(json.loads(fetch(self._address, token, timeout=_ASK_SECONDS)))
+            return dict(json.loads(self._fetch(_ASK_SECONDS)))
         except (WindlassError, OSError):
             return None
+
+    def _fetch(self, timeout: float) -> str:
+        from windlass.observe.status import fetch  # few runs need it
+
+        return fetch(self._address, load_token(self._folder / "token") or b"", timeout=timeout)
 
     def _decide(self, status: dict[str, Any] | None) -> None:
         """Whether the others go on: not before all have come once, since they wait for the one that failed."""
@@ -335,14 +362,19 @@ class _Launch:
         if self._ending:
             return
         self._ending = True
+        if self._display is not None:
+            self._display.close(show=False)
         polite = signal.SIGINT if self._interrupted == signal.SIGINT else signal.SIGTERM
         for child in self._running("worker"):
             child.signal(polite)
             child.signal(signal.SIGCONT)
         self._until_ended("worker", END_SECONDS)
-        for child in self._running():
-            child.close_stdin()
-            child.signal(signal.SIGCONT)
+        # The scheduler first, which tells the servers: to one that stays, theirs would be a loss.
+        for role, seconds in (("scheduler", _GOODBYE_SECONDS), ("", 0.0)):
+            for child in self._running(role):
+                child.close_stdin()
+                child.signal(signal.SIGCONT)
+            self._wait_for(role, seconds)
         self._until_ended("", END_SECONDS)
         for child in self._children:
             child.close()
@@ -350,10 +382,13 @@ class _Launch:
         self._wake.close()
         self._woken.close()
 
-    def _until_ended(self, role: str, seconds: float) -> None:
+    def _wait_for(self, role: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._running(role) and (left := deadline - time.monotonic()) > 0:
             self._turn(left)
+
+    def _until_ended(self, role: str, seconds: float) -> None:
+        self._wait_for(role, seconds)
         for child in self._running(role):
             child.signal(signal.SIGKILL)
         while self._running(role):

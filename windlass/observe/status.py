@@ -91,9 +91,17 @@ def show(text: str) -> None:
     )
     table(
         "workers and readers",
-        ["role", "app", "rank", "process", "clock", "heard"],
+        ["role", "app", "rank", "process", "clock", "heard", "reported"],
         [
-            [x["role"], x["app"], x["index"], f"{x['pid']} on {x['host']}", x["clock"], _seconds(x["heard_seconds"])]
+            [
+                x["role"],
+                x["app"],
+                x["index"],
+                f"{x['pid']} on {x['host']}",
+                x["clock"],
+                _seconds(x["heard_seconds"]),
+                ", ".join(f"{name} {number(value)}" for name, value in x["values"].items()),
+            ]
             for x in members
             if x["role"] in ("worker", "reader")
         ],
@@ -139,12 +147,30 @@ def show(text: str) -> None:
             for x in status["objects"]
         ],
     )
+    table(
+        "leases",
+        ["app", "lease", "epoch", "ranges", "done", "held", "free", "samples done", "duplicates"],
+        [
+            [
+                x["app"],
+                x["name"],
+                f"{x['epoch']} of {x['epochs']} done",
+                *(x[column] for column in ("ranges", "done", "held", "free", "samples_done", "duplicates")),
+            ]
+            for x in status["leases"]
+        ],
+    )
     table("timeouts", ["what", "seconds"], [[name, value] for name, value in status["timeouts"].items()])
     table(
         "settings",
         ["name", "value", "from"],
         [[name, x["value"], x["from"]] for name, x in status["settings"].items() if x["from"] != "default"],
     )
+
+
+def number(value: float | None) -> str:
+    """What a worker reported; None: it was not finite."""
+    return "nan" if value is None else f"{value:.4g}"
 
 
 def _at_most(staleness: int, last: int) -> str:

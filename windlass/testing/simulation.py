@@ -3,9 +3,9 @@
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
 partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
-workers that remain wait for a replacement of one that was lost; in all of them the app grows by a worker. In the end
-faults stop, the cluster settles, and everything that was promised is checked. The same seed gives the same history, to
-the last event.
+workers that remain wait for a replacement of one that was lost; in every third one workers lease data; in all of them
+the app grows by a worker. In the end faults stop, the cluster settles, and everything that was promised is checked.
+The same seed gives the same history, to the last event.
 
     python -m windlass.testing.simulation --seeds 200
 """
@@ -28,6 +28,7 @@ from windlass.control.model import Member as Known
 from windlass.control.model import Moving, Spec, Terms
 from windlass.control.state import State
 from windlass.testing.simulated_gates import GATED, POLICIES, Clock, Gates
+from windlass.testing.simulated_leases import LEDGERS, Leasing, NotedLedger, check_leases
 
 CLUSTER = 7
 SHARDS = 6
@@ -56,6 +57,8 @@ class World:
         self.on_worker_loss: m.OnWorkerLoss = "wait" if seed % 2 else "continue"
         self.policy = POLICIES[seed // 2 % len(POLICIES)]  # of the gates
         self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
+        self.leases = seed % 3 == 0
+        self.leasing: list[Leasing] = []  # by all processes of workers
         self.history = hashlib.sha256()
         self.counts: collections.Counter[str] = collections.Counter()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -110,6 +113,7 @@ class World:
         self._until(FAULTS_SECONDS + SETTLE_SECONDS)
         self.check()
         self._check_clocks(half)
+        check_leases(self, APP)
 
     def violated(self, what: str) -> None:
         """A promise was not kept."""
@@ -276,6 +280,7 @@ class Brain:
         self.world = world
         kind = {"views": _Forgetful, "moves": _Hasty}.get(world.broken, State)
         self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
+        self.state.new_ledger = LEDGERS.get(world.broken, NotedLedger)
         self.alive = Liveness(5.0)
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
         self.of: dict[int, int] = {}  # the connection of each member
@@ -697,6 +702,7 @@ class Worker(Member):
         self.acknowledged: dict[int, dict[int, int]] = {}
         self.view = 0
         self.clock: Clock | None = None
+        self._leasing: Leasing | None = None
         self._starts = 0
         self._owners: list[int] = []
         self._terms: list[int] = []
@@ -743,10 +749,20 @@ class Worker(Member):
                 if first:
                     self.tell(m.Open(1, b"w"))
                     self._push(self.incarnation)
+                    self._lease()
+            case m.Answer() | m.Recall() if self._leasing is not None and not getattr(message, "placed", None):
+                self._leasing.heard(message)
             case m.Answer(_, error, _, placed) if placed and not error and not self._owners:
                 self._learn(placed[0].runs)
             case m.ShardMoved(_, shard, server, term) if self._owners:
                 self.moved(shard, server, term)
+
+    def _lease(self) -> None:
+        self._leasing = None
+        if self.world.leases:
+            self._leasing = Leasing(self)
+            self.world.leasing.append(self._leasing)
+            self._leasing.begin()
 
     def _learn(self, runs: list[tuple[int, int, int]]) -> None:
         for i, (first, server, term) in enumerate(runs):
