@@ -26,8 +26,9 @@ $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
 
 setup: $(VENV)/built ## a virtual environment with windlass built in place
 
-demo: setup ## train a real model and show how well it does
-	$(BIN)/windlass run --servers 2 --workers 2 apps/softmax/train.py
+demo: setup ## train a network on MNIST with 2 servers and 2 workers, then compare the policies
+	$(BIN)/windlass run --progress --servers 2 --workers 2 apps/mnist/train.py
+	$(BIN)/python apps/mnist/compare.py --ways bsp ssp:3 asp --samples 30000 --plot build/mnist.png
 
 test: setup test-core ## all tests
 	$(BIN)/python -m pytest -q tests
@@ -41,7 +42,8 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=apps $(BIN)/mypy apps/data.py apps/softmax/train.py apps/softmax/compare.py
+	MYPYPATH=apps $(BIN)/mypy apps/arguments.py apps/data.py apps/packages.py apps/softmax/train.py apps/softmax/compare.py
+	MYPYPATH=apps:apps/mnist $(BIN)/mypy $(wildcard apps/mnist/*.py)
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o build/_core.pyi && diff -u windlass/_core.pyi build/_core.pyi
 
@@ -59,6 +61,7 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench local
 	$(BIN)/windlass bench control
 	$(BIN)/windlass bench sync
+	$(BIN)/windlass bench train
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized

