@@ -30,6 +30,80 @@ def crc32c(data: bytes) -> int:
 def cores() -> int:
     """Cores this process may run on."""
 
+class UserCall:
+    """A function of the user's that is to be called."""
+
+    @property
+    def finds(self) -> bool:
+        """Whether only its name is asked for."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def function(self) -> int: ...
+
+    @function.setter
+    def function(self, arg: int, /) -> None: ...
+
+    @property
+    def layout(self) -> tuple[int, int, int, bool, bool, bool]: ...
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def w(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def g(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def state(self) -> list: ...
+
+    @property
+    def row_scalars(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def shard_scalars(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def counts(self) -> object: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def hyper(self) -> list[float]: ...
+
+class UserCode:
+    """Calls of functions of the user's, which one thread of Python's runs."""
+
+    def __init__(self, seconds: float) -> None: ...
+
+    def next(self, seconds: float) -> UserCall | None:
+        """The next call; None when there is none for so long, or never again."""
+
+    def end(self, call: UserCall, error: int = 0, message: str = '') -> None:
+        """How it went: 0, or the number of an error in windlass._errors.ERRORS."""
+
+    def wait_given_up(self, seconds: float) -> bool:
+        """Whether a call that runs was given up."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def close(self) -> None: ...
+
 class Dtype(enum.Enum):
     FLOAT32 = 0
 
@@ -62,6 +136,13 @@ class RuleKind(enum.Enum):
 
     AVERAGE = 9
 
+    FOREIGN = 10
+
+class RuleSpec:
+    """What is fixed of a rule when an object is made."""
+
+    def __init__(self, kind: RuleKind, initial_state: float = 0.0, clip: float = 0.0, lowest: float = float('-inf'), highest: float = float('inf'), schedule: tuple[int, int, int, float] = (0, 0, 0, 0.0), foreign: tuple[str, int, int, int, bool, bool, bool] = ('', 0, 0, 0, False, False, False)) -> None: ...
+
 class InitKind(enum.Enum):
     ZEROS = 0
 
@@ -84,6 +165,9 @@ class Engine:
         """
         Whoever waits at a gate inside the process for so long logs for whom, and again after as long.
         """
+
+    def set_user_code(self, code: UserCode) -> None:
+        """Who runs rules and functions of the user's. Before any object is made."""
 
     def empty(self, shape: Sequence[int], dtype: Dtype) -> NDArray:
         """A registered array, not zeroed."""
@@ -190,7 +274,7 @@ class Version:
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
 
     def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> None:
         """
@@ -249,7 +333,7 @@ class Export:
 class Table:
     """A session's handle on a table."""
 
-    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
 
     def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> None:
         """
@@ -321,6 +405,11 @@ class Host:
         """Takes an authenticated socket, also when it raises."""
 
     def close(self, timeout: float) -> None: ...
+
+    def set_user_code(self, code: UserCode) -> None:
+        """
+        Who runs rules and functions of the user's. Before the first connection.
+        """
 
     def set_cluster(self, cluster: int) -> None:
         """Clients of another cluster are refused."""

@@ -96,6 +96,10 @@ class WouldDeadlock(WindlassError):
     """Waiting for what only the caller itself can bring about: a push under BSP whose iteration it has not closed."""
 
 
+class FunctionFailed(WindlassError):
+    """A rule or function of the user's raised on a server, or took too long there. The traceback is in its log."""
+
+
 class InternalError(WindlassError):
     """A bug in Windlass; please report it."""
 
@@ -122,5 +126,6 @@ ERRORS: list[type[WindlassError]] = [
     Cancelled,
     WouldDeadlock,
     InternalError,
+    FunctionFailed,
 ]
 _core.set_errors(ERRORS)

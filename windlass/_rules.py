@@ -57,6 +57,10 @@ class Rule:
         """What it keeps beside the weights, by torch.optim's names, in the core's order."""
         return ()
 
+    def _spec(self) -> _core.RuleSpec:
+        """What is fixed when an object is made."""
+        return _core.RuleSpec(self._kind, self._initial_state)
+
     def _numbers(self) -> tuple[float, ...]:
         """The hyperparameters in the core's order (the rule's `enum Number` in csrc/rule/)."""
         return ()

@@ -25,9 +25,14 @@ inline constexpr uint64_t kShardBytesMin = uint64_t{64} << 10;
 inline constexpr uint64_t kShardBytesMax = uint64_t{4} << 20;
 
 // Rules.
-inline constexpr int kRuleVectorsMax = 2;                     // per-element state arrays
-inline constexpr int kRuleHyperMax = 8;                       // numbers that travel with a push
-inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;  // with the weights of the push and of its object
+inline constexpr int kRuleVectorsMax = 3;     // per-element state arrays
+inline constexpr int kForeignVectorsMax = 8;  // the same of a rule of the user's
+inline constexpr int kForeignRowScalarsMax = 16;
+inline constexpr uint32_t kForeignShardScalarsMax = 1u << 24;
+inline constexpr size_t kForeignNameBytesMax = 4096;
+inline constexpr uint64_t kWholeBytesMax = uint64_t{256} << 20;  // of a tensor that is one shard
+inline constexpr int kRuleHyperMax = 8;                          // numbers that travel with a push
+inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;     // with the weights of the push and of its object
 
 // Work.
 inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone

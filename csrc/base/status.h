@@ -36,7 +36,9 @@ enum class Code : uint8_t {
   kCancelled,          // the caller took the request back
   kWouldDeadlock,      // waiting for what only the caller itself can bring about
   kInternal,           // our own bug
+  kFunctionFailed,     // a rule or function of the user's raised, or took too long
 };
+inline constexpr auto kLastCode = static_cast<uint8_t>(Code::kFunctionFailed);
 
 class [[nodiscard]] Status {
  public:

@@ -168,6 +168,7 @@ class Future {
   const Ref<Call> call_;
 };
 
+void bind_user_code(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_tensor(nb::module_& m);
 void bind_table(nb::module_& m);

@@ -30,12 +30,13 @@ std::vector<uint64_t> shard_bytes(const ObjectSpec& spec) {
   std::vector<uint64_t> bytes(shards);
   if (spec.is_table) return bytes;
   const TensorSpec& tensor = spec.tensor;
-  const Cut cut = Cut::of(tensor.elements(), tensor.row(), size_of(tensor.dtype));
-  const Layout& layout = layout_of(tensor.rule.kind);
+  const Cut cut = cut_of(tensor);
+  const Layout layout = layout_of(tensor.rule);
   for (uint32_t i = 0; i < shards; ++i) {
     const uint64_t elements = cut.end_of(i) - cut.first_of(i);
     bytes[i] = elements * (size_of(tensor.dtype) + layout.vectors * sizeof(float)) +
-               elements / std::max<uint64_t>(cut.row, 1) * layout.row_scalars * sizeof(float);
+               elements / std::max<uint64_t>(cut.row, 1) * layout.row_scalars * sizeof(float) +
+               layout.shard_scalars * sizeof(float);
   }
   return bytes;
 }

@@ -121,7 +121,28 @@ void bind_engine(nb::module_& m) {
       .value("SUM", RuleKind::kSum)
       .value("ASSIGN", RuleKind::kAssign)
       .value("MAX", RuleKind::kMax)
-      .value("AVERAGE", RuleKind::kAverage);
+      .value("AVERAGE", RuleKind::kAverage)
+      .value("FOREIGN", RuleKind::kForeign);
+  nb::class_<RuleSpec>(m, "RuleSpec", "What is fixed of a rule when an object is made.")
+      .def(nb::new_([](RuleKind kind, float initial_state, float clip, float lowest, float highest,
+                       const std::tuple<uint8_t, uint64_t, uint64_t, double>& schedule,
+                       const std::tuple<std::string, uint8_t, uint8_t, uint32_t, bool, bool, bool>& foreign) {
+             const auto& [falls, warmup, updates, end] = schedule;
+             const auto& [name, vectors, row_scalars, shard_scalars, whole, by_row, begins] = foreign;
+             return RuleSpec{.kind = kind,
+                             .initial_state = initial_state,
+                             .clip = clip,
+                             .lowest = lowest,
+                             .highest = highest,
+                             .schedule = {static_cast<Schedule::Kind>(falls), warmup, updates, end},
+                             .foreign = {name, vectors, row_scalars, shard_scalars, whole, by_row, begins}};
+           }),
+           nb::arg("kind"), nb::arg("initial_state") = 0.0f, nb::arg("clip") = 0.0f,
+           nb::arg("lowest") = -std::numeric_limits<float>::infinity(),
+           nb::arg("highest") = std::numeric_limits<float>::infinity(),
+           nb::arg("schedule") = std::make_tuple(uint8_t{0}, uint64_t{0}, uint64_t{0}, 0.0),
+           nb::arg("foreign") =
+               std::make_tuple(std::string(), uint8_t{0}, uint8_t{0}, uint32_t{0}, false, false, false));
   nb::enum_<InitKind>(m, "InitKind")
       .value("ZEROS", InitKind::kZeros)
       .value("CONSTANT", InitKind::kConstant)
@@ -146,6 +167,9 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("seconds"),
           "Whoever waits at a gate inside the process for so long logs for whom, and again after as long.")
+      .def(
+          "set_user_code", [](Engine& e, std::shared_ptr<UserCode> code) { e.server().set_user_code(std::move(code)); },
+          nb::arg("code"), "Who runs rules and functions of the user's. Before any object is made.")
       .def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "A registered array, not zeroed.")
       .def(
           "registered",

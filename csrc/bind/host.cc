@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -115,6 +116,8 @@ void bind_host(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"))
+      .def("set_user_code", &Host::set_user_code, nb::arg("code"),
+           "Who runs rules and functions of the user's. Before the first connection.")
       .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), "Clients of another cluster are refused.")
       .def(
           "attach",

@@ -40,6 +40,7 @@ NB_MODULE(_core, m) {
       "crc32c", [](const nb::bytes& data) { return windlass::crc32c(data.c_str(), data.size()); }, nb::arg("data"),
       "The checksum that frames carry.");
   m.def("cores", &windlass::os::cores, "Cores this process may run on.");
+  windlass::bind::bind_user_code(m);
   windlass::bind::bind_engine(m);
   windlass::bind::bind_tensor(m);
   windlass::bind::bind_table(m);

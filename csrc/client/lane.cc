@@ -773,7 +773,7 @@ bool Lane::end_part() {
       crc32c(landed_ != nullptr ? landed_ : in_numbers_.data(), bytes) != in_part_.numbers_crc &&
       !broken(Break::kChecksums))
     return broken_rule("the checksum of the numbers is wrong");
-  const auto code = static_cast<Code>(std::min<uint8_t>(in_part_.status, static_cast<uint8_t>(Code::kInternal)));
+  const auto code = in_part_.status <= kLastCode ? static_cast<Code>(in_part_.status) : Code::kInternal;
   if (in_header_.request == 0) {
     complaint_ = "it said: " + wire::printable(in_items_);
     return true;

@@ -272,7 +272,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     const uint32_t* const slot = slots_of(part);
     const size_t dim = client_->spec().dim, bytes = dim * size_of(arrays_.in_dtype);
     const auto* const in = static_cast<const std::byte*>(arrays_.in);
-    const Combine combine = layout_of(client_->spec().rule.kind).combine;
+    const Combine combine = layout_of(client_->spec().rule).combine;
     std::vector<float> one(dim);
     std::vector<uint32_t> times(unique_[part]);
     uint32_t seen = 0;

@@ -91,7 +91,7 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
 
   const TensorSpec& spec = client_->spec();
   const uint64_t row = client_->cut().row;
-  const Combine how = layout_of(spec.rule.kind).combine;
+  const Combine how = layout_of(spec.rule).combine;
   const bool is_f32 = spec.dtype == Dtype::kFloat32;
   const size_t bytes = row * size_of(spec.dtype);
   combined_ = std::make_unique_for_overwrite<std::byte[]>(rows.n * bytes);
@@ -194,8 +194,7 @@ Status LocalTensorCall::run(uint32_t part, bool kept) {
           Arrays arrays = arrays_;
           if (kept && combined_ == nullptr) arrays.in = kept_.get();
           if (!repeats_.empty() || !answers() || late) arrays.out = nullptr;
-          tensor.apply(index, hyper_.corrected(updates), spans(part), span_count(part), arrays);
-          return Status();
+          return tensor.apply(index, hyper_.corrected(updates), spans(part), span_count(part), arrays);
         },
         [&](bool at_once) { return contribution(part, kept, at_once); }));
     if (arrays_.out == nullptr && !waits_for_update()) return {};
@@ -307,7 +306,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
 
 std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
   const TensorSpec& spec = placed.spec.tensor;
-  const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+  const Cut cut = cut_of(spec);
   std::shared_ptr<TensorClient> client(
       new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
   client->set_object(spec.sync, nullptr, nullptr);

@@ -75,6 +75,41 @@ const Kernels& kernels() {
 
 const RuleKernels& kernels(RuleKind kind) { return kernels().rules[static_cast<size_t>(kind)]; }
 const Layout& layout_of(RuleKind kind) { return kernels(kind).layout; }
+
+Status check_rule(const std::string& what, const RuleSpec& r) {
+  const auto wrong = [&](const std::string& why) { return Status(Code::kInvalidArgument, what + ": " + why); };
+  if (!(r.clip >= 0.0f)) return wrong("the bound of gradients must be at least 0, not " + std::to_string(r.clip));
+  if (!(r.lowest <= r.highest)) {
+    return wrong("the bounds of weights must be in order, not " + std::to_string(r.lowest) + " and " +
+                 std::to_string(r.highest));
+  }
+  if (!(r.schedule.end >= 0.0) || r.schedule.end > 1e30)
+    return wrong("the end of a schedule must be at least 0, not " + std::to_string(r.schedule.end));
+  if (r.kind != RuleKind::kForeign) {
+    return r.foreign == Foreign{} ? Status() : wrong("only a rule of the user's has a name and state of its own");
+  }
+  const Foreign& f = r.foreign;
+  if (f.name.empty() || f.name.size() > limits::kForeignNameBytesMax || f.vectors > limits::kForeignVectorsMax ||
+      f.row_scalars > limits::kForeignRowScalarsMax || f.shard_scalars > limits::kForeignShardScalarsMax) {
+    return wrong("rule '" + f.name + "' keeps " + std::to_string(f.vectors) + " arrays, " +
+                 std::to_string(f.row_scalars) + " numbers per row and " + std::to_string(f.shard_scalars) +
+                 " per shard; at most " + std::to_string(limits::kForeignVectorsMax) + ", " +
+                 std::to_string(limits::kForeignRowScalarsMax) + " and " +
+                 std::to_string(limits::kForeignShardScalarsMax));
+  }
+  return {};
+}
+
+Layout layout_of(const RuleSpec& rule) {
+  Layout layout = layout_of(rule.kind);
+  if (rule.kind != RuleKind::kForeign) return layout;
+  layout.vectors = rule.foreign.vectors;
+  layout.row_scalars = rule.foreign.row_scalars;
+  layout.by_row = rule.foreign.by_row || layout.row_scalars != 0;
+  layout.shard_scalars = rule.foreign.shard_scalars;
+  return layout;
+}
+
 const char* name_of(RuleKind kind) { return kernels(kind).name; }
 
 std::string isa_complaint() {

@@ -7,6 +7,7 @@
 #include "rule/convert.h"
 #include "rule/copy.h"
 #include "rule/fill.h"
+#include "rule/not_ours.h"
 #include "rule/plain.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
@@ -22,8 +23,9 @@ template <class R>
 inline __attribute__((always_inline)) void piece(const Step& step, const Dense& d, size_t at, size_t n,
                                                  bool past_cache) {
   float* w = static_cast<float*>(d.w) + at;
-  float* const state[2] = {R::kLayout.vectors > 0 ? d.state[0] + at : nullptr,
-                           R::kLayout.vectors > 1 ? d.state[1] + at : nullptr};
+  float* const state[3] = {R::kLayout.vectors > 0 ? d.state[0] + at : nullptr,
+                           R::kLayout.vectors > 1 ? d.state[1] + at : nullptr,
+                           R::kLayout.vectors > 2 ? d.state[2] + at : nullptr};
   R::apply(step, w, state, static_cast<const float*>(d.g) + at, n);
   if (past_cache) {
     for (size_t i = 0; i < n; i += kStore / sizeof(float)) store_past_cache(d.out + at + i, w + i);
@@ -89,8 +91,9 @@ inline __attribute__((always_inline)) void mean_piece(const Step& step, const Me
     for (size_t i = 0; i < n; ++i) g[i] /= m.by;
   }
   float* const w = m.w + at;
-  float* const state[2] = {R::kLayout.vectors > 0 ? m.state[0] + at : nullptr,
-                           R::kLayout.vectors > 1 ? m.state[1] + at : nullptr};
+  float* const state[3] = {R::kLayout.vectors > 0 ? m.state[0] + at : nullptr,
+                           R::kLayout.vectors > 1 ? m.state[1] + at : nullptr,
+                           R::kLayout.vectors > 2 ? m.state[2] + at : nullptr};
   R::apply(step, w, state, g, n);
   for (size_t c = 0; c < m.n_copies; ++c) {
     float* const to = m.copies[c].to + at;
@@ -154,7 +157,8 @@ void rows_of(const Hyper& hyper, const Rows& rows) {
       R::apply_row(*step, rows.w[r], head->scalars(), rows.g[r], dim);
     } else {
       float* const base = R::kLayout.vectors != 0 ? rows.state[r] : nullptr;
-      float* const state[2] = {base, R::kLayout.vectors > 1 ? base + dim : nullptr};
+      float* const state[3] = {base, R::kLayout.vectors > 1 ? base + dim : nullptr,
+                               R::kLayout.vectors > 2 ? base + 2 * dim : nullptr};
       R::apply(*step, rows.w[r], state, rows.g[r], dim);
     }
   }
@@ -177,13 +181,15 @@ constexpr RuleKernels kernels_of(const char* name) {
   k.name = name;
   k.layout = R::kLayout;
   k.prepare = R::prepare;
-  k.dense = dense<R>;
-  k.rows = rows<R>;
-  if constexpr (R::kLayout.any_dtype) {
-    k.dense_f64 = dense_as<R, double>;
-    k.dense_i64 = dense_as<R, int64_t>;
-  } else if constexpr (!has_rows(R::kLayout)) {
-    k.mean = mean<R>;
+  if constexpr (!std::is_same_v<R, NotOurs>) {
+    k.dense = dense<R>;
+    k.rows = rows<R>;
+    if constexpr (R::kLayout.any_dtype) {
+      k.dense_f64 = dense_as<R, double>;
+      k.dense_i64 = dense_as<R, int64_t>;
+    } else if constexpr (!has_rows(R::kLayout)) {
+      k.mean = mean<R>;
+    }
   }
   return k;
 }

@@ -89,8 +89,7 @@ struct Some {
 
 TEST(dense_updates_give_the_same_bits_on_every_instruction_set) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     for (int variant = 0; variant < test::kVariants; ++variant) {
       for (const size_t n : {1, 3, 16, 17, 31, 64, 65, 127, 193, 1029}) {
         const size_t row = layout_of(kind).row_scalars != 0 && n % 3 == 0 ? n / 3 : 1;
@@ -114,8 +113,7 @@ TEST(dense_updates_give_the_same_bits_on_every_instruction_set) {
 
 TEST(an_output_changes_no_weight) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     const Object fresh(random, 300, 1);
     for (const Kernels* k : every_isa()) {
       Object without = fresh, with = fresh;
@@ -131,8 +129,7 @@ TEST(an_output_changes_no_weight) {
 
 TEST(row_updates_give_the_same_bits_on_every_instruction_set) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     for (int variant = 0; variant < test::kVariants; ++variant) {
       for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
         const Some fresh(random, 1 + random.below(60), dim);
@@ -153,8 +150,7 @@ TEST(row_updates_give_the_same_bits_on_every_instruction_set) {
 // A row is a dense piece with a count of its own: both forms of a rule are one.
 TEST(a_row_update_is_the_dense_update_of_its_count) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     const Hyper hyper = test::hyper_of(kind, 3);
     for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
       for (const Kernels* k : every_isa()) {
@@ -172,7 +168,7 @@ TEST(a_row_update_is_the_dense_update_of_its_count) {
           d.scalars = head->scalars();
           d.g = dense.g[r].data();
           d.n = d.row = dim;
-          const RuleKernels& kernels = k->rules[rule];
+          const RuleKernels& kernels = k->rules[static_cast<size_t>(kind)];
           kernels.dense(kernels.prepare(hyper, head->count), d);
         }
         CHECK(rows.same(dense));

@@ -14,7 +14,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/limits.h"
@@ -28,6 +30,15 @@ enum class RuleKind : uint8_t {
 #undef WL_RULE
   kCount
 };
+
+// All but the user's.
+inline std::vector<RuleKind> our_rules() {
+  std::vector<RuleKind> all;
+  for (uint8_t i = 0; i < static_cast<uint8_t>(RuleKind::kCount); ++i) {
+    if (static_cast<RuleKind>(i) != RuleKind::kForeign) all.push_back(static_cast<RuleKind>(i));
+  }
+  return all;
+}
 
 // What becomes of several gradients for one weight within one update, in order of occurrence. A mean is their sum,
 // divided by how many there were once all have been added.
@@ -53,9 +64,11 @@ struct Layout {
   uint8_t vectors = 0;      // state arrays with one number per weight
   uint8_t row_scalars = 0;  // state numbers per row
   bool counts = false;      // prepare() depends on the count of updates
+  bool by_row = false;      // works on whole rows, as all with row_scalars do
   bool any_dtype = false;   // also for float64 and int64; pushes of several workers are combined, of others the mean
   Combine combine = Combine::kAdd;
-  uint8_t hypers = 0;  // how many numbers of Hyper it reads
+  uint8_t hypers = 0;          // how many numbers of Hyper it reads
+  uint32_t shard_scalars = 0;  // state numbers per shard of a tensor
 };
 
 // In front of a table row's state: how often the row was updated and the low bits of the shard's version when it last
@@ -70,11 +83,39 @@ struct RowHead {
 const Layout& layout_of(RuleKind kind);
 const char* name_of(RuleKind kind);
 
+// What the step size is multiplied by, from the count of updates.
+struct Schedule {
+  enum Kind : uint8_t { kConstant, kLinear, kCosine, kInverseRoot, kSteps, kKinds } kind = kConstant;
+  uint64_t warmup = 0;   // updates over which it grows from nothing
+  uint64_t updates = 0;  // over which it then falls; of kSteps, how many are a step
+  double end = 0.0;      // what it falls to; of kSteps, what a step multiplies it by
+  friend bool operator==(const Schedule&, const Schedule&) = default;
+};
+
+// A rule of the user's (rule/foreign.h): what it is called, and what it keeps.
+struct Foreign {
+  std::string name;  // "module:name", and what else its maker needs to know, behind a space
+  uint8_t vectors = 0, row_scalars = 0;
+  uint32_t shard_scalars = 0;
+  bool whole = false;   // needs the whole tensor: there is one shard
+  bool by_row = false;  // needs whole rows
+  bool begins = false;  // wants to be called before the first update of a shard
+  friend bool operator==(const Foreign&, const Foreign&) = default;
+};
+
 // What is fixed when an object is created and compared when it is opened.
 struct RuleSpec {
   RuleKind kind = RuleKind::kSgd;
-  float initial_state = 0.0f;  // of every state number (Adagrad's initial accumulator)
+  float initial_state = 0.0f;                              // of every state number (Adagrad's initial accumulator)
+  float clip = 0.0f;                                       // gradients are kept within +-clip; 0: they are not
+  float lowest = -std::numeric_limits<float>::infinity();  // and weights within these two
+  float highest = std::numeric_limits<float>::infinity();
+  Schedule schedule = {};
+  Foreign foreign = {};  // of kForeign
   friend bool operator==(const RuleSpec&, const RuleSpec&) = default;
 };
+
+Layout layout_of(const RuleSpec& rule);
+Status check_rule(const std::string& what, const RuleSpec& rule);  // ok when such a rule can be
 
 }  // namespace windlass

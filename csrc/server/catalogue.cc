@@ -70,7 +70,7 @@ std::vector<Catalogue::Entry> Catalogue::entries() const {
 uint64_t Catalogue::run_bytes(const Entry& entry, size_t i) {
   const TensorSpec& tensor = entry.spec.tensor;
   if (entry.spec.is_table) return 0;
-  const Cut cut = Cut::of(tensor.elements(), tensor.row(), size_of(tensor.dtype));
+  const Cut cut = cut_of(tensor);
   const std::vector<Map::Owned>& runs = entry.map.runs;
   const uint32_t end = i + 1 < runs.size() ? runs[i + 1].first : cut.shards;
   return (cut.end_of(end - 1) - cut.first_of(runs[i].first)) * size_of(tensor.dtype);

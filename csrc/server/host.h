@@ -62,6 +62,8 @@ class Host {
 
   // Takes the socket, also when it fails. `session_key` joins connections to their session.
   Status adopt(int fd, const std::string& peer, const std::string& session_key);
+  // Who runs the user's functions. Before the first connection.
+  void set_user_code(std::shared_ptr<UserCode> code) { server_.set_user_code(std::move(code)); }
   // Ends all connections and waits for their threads.
   Status close(int64_t deadline_ns);
 

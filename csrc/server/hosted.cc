@@ -89,14 +89,18 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   WL_RETURN_IF_ERROR(spec.shards(&shards));
   std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
+  const std::string what = std::string(spec.is_table ? "table '" : "tensor '") + spec.own_name() + "'";
+  WL_RETURN_IF_ERROR(server.find_rule(what, spec.is_table ? spec.table.rule : spec.tensor.rule, &made->foreign_));
   if (spec.is_table) {
     std::unique_ptr<Table> table;
     WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));
     made->table_ = std::move(table);
+    made->table_->set_foreign(made->foreign_);
   } else {
     std::unique_ptr<Tensor> tensor;
     WL_RETURN_IF_ERROR(Tensor::create(spec.own_name(), spec.tensor, &server.budget(), &tensor, made->run_));
     made->tensor_ = std::move(tensor);
+    made->tensor_->set_foreign(made->foreign_);
   }
   for (uint32_t shard = 0; shard < shards; ++shard) {
     const Map::Owned& owned = map.run_of(shard);
@@ -132,6 +136,7 @@ void Hosted::add_place(std::unique_ptr<Tensor> tensor) {
     all_places_ = std::make_unique<std::atomic<Tensor*>[]>(shards_);
     places_.store(all_places_.get(), std::memory_order_release);
   }
+  tensor->set_foreign(foreign_);
   all_places_[tensor->run().first].store(tensor.get(), std::memory_order_release);
   came_.push_back(std::move(tensor));
 }
@@ -208,7 +213,7 @@ Status Hosted::refused(Code code, const std::string& why) const {
 Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
   *out_bytes = 0;
   if (brings_numbers(o)) {
-    const uint8_t least = layout_of(spec_.is_table ? spec_.table.rule.kind : spec_.tensor.rule.kind).hypers;
+    const uint8_t least = layout_of(spec_.is_table ? spec_.table.rule : spec_.tensor.rule).hypers;
     if (o.hypers < least) {
       return refused(Code::kInvalidArgument,
                      "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(o.hypers));
@@ -247,7 +252,8 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{o.part.items} * span_bytes(o)) +
                                                " bytes of spans, saw " + std::to_string(o.part.items_bytes));
     }
-    const bool whole_rows = layout_of(spec.rule.kind).row_scalars != 0 && o.pushes();
+    const Layout layout = layout_of(spec.rule);
+    const bool whole_rows = (layout.row_scalars != 0 || layout.by_row) && o.pushes();
     // A pull may want elements several times; a push has each once.
     const uint64_t most = o.pushes() ? end - first : limits::kNumbersBytesMax / size_of(dtype_out(o));
     elements = 0;
@@ -645,7 +651,7 @@ Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* 
     return {};
   }
   const std::vector<Span>& spans = spans_of(o, tensor_->cut());
-  tensor_of(shard).apply(shard, hyper, spans.data(), spans.size(), arrays);
+  WL_RETURN_IF_ERROR(tensor_of(shard).apply(shard, hyper, spans.data(), spans.size(), arrays));
   if (answers && !spans.empty() && o.lying == nullptr)
     reply->numbers_bytes = (spans.back().at + spans.back().n) * size_of(dtype_out(o));
   return {};

@@ -181,6 +181,7 @@ class Hosted {
   Budget* const budget_;
   const Company company_;
   Run run_;
+  std::shared_ptr<ForeignRule> foreign_;  // where its rule is the user's
   std::atomic<bool> used_{false};
   std::shared_ptr<Tensor> tensor_;  // one of the two
   std::shared_ptr<Table> table_;

@@ -103,8 +103,7 @@ std::vector<uint64_t> keys_of(uint32_t shard, uint64_t first, size_t n) {
 
 TEST(a_tensors_shard_is_the_same_at_its_new_server_whatever_its_dtype_and_rule) {
   for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat64, Dtype::kInt64}) {
-    for (uint8_t rule = 0; rule < static_cast<uint8_t>(RuleKind::kCount); ++rule) {
-      const auto kind = static_cast<RuleKind>(rule);
+    for (const RuleKind kind : our_rules()) {
       if (dtype != Dtype::kFloat32 && !layout_of(kind).any_dtype) continue;
       ObjectSpec spec = a_tensor("w", {4000, 10}, dtype, kind);
       if (dtype == Dtype::kFloat32) spec.tensor.init = {InitKind::kNormal, 0.0, 1.0};
@@ -141,9 +140,9 @@ TEST(a_tensors_shard_is_the_same_at_its_new_server_whatever_its_dtype_and_rule) 
 }
 
 TEST(a_tables_shard_is_the_same_at_its_new_server_whatever_its_rule) {
-  for (uint8_t rule = 0; rule < static_cast<uint8_t>(RuleKind::kCount); ++rule) {
+  for (const RuleKind kind : our_rules()) {
     for (const uint32_t dim : {1u, 5u, 33u}) {
-      ObjectSpec spec = a_table("t", dim, static_cast<RuleKind>(rule));
+      ObjectSpec spec = a_table("t", dim, kind);
       spec.table.init = {InitKind::kUniform, -1.0, 1.0};
       Pair pair(spec);
       RowPusher rows{pair, 7};

@@ -61,10 +61,10 @@ uint64_t count_of(const FramePart& snapshot) { return values_of<uint64_t>(snapsh
 
 TEST(planes_are_the_pieces_of_a_tensor) {
   Budget budget(~uint64_t{0});
-  for (uint8_t kind = 0; kind < static_cast<uint8_t>(RuleKind::kCount); ++kind) {
+  for (const RuleKind kind : our_rules()) {
     TensorSpec spec;
     spec.shape = {2500, 16};
-    spec.rule.kind = static_cast<RuleKind>(kind);
+    spec.rule.kind = kind;
     std::unique_ptr<Tensor> tensor;
     CHECK_OK(Tensor::create("w", spec, &budget, &tensor));
     CHECK_EQ(tensor->cut().shards, 3u);

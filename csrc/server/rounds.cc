@@ -282,9 +282,8 @@ Status Rounds::apply(const Target& target, double weight) {
   if (mean) kernels().divide(reinterpret_cast<float*>(sum_.numbers.data()), by, n);
   const std::vector<Span> spans = covered_spans(target);
   const Dtype dtype = tensor.spec().dtype;
-  tensor.apply(target.shard, sum_.hyper, spans.data(), spans.size(),
-               {sum_.numbers.data(), nullptr, dtype, dtype, false});
-  return {};
+  return tensor.apply(target.shard, sum_.hyper, spans.data(), spans.size(),
+                      {sum_.numbers.data(), nullptr, dtype, dtype, false});
 }
 
 // The usual case: every worker pushed the whole shard once, and nothing was added up yet. The same sums in one pass.

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "server/crew.h"
 #include "server/rounds.h"
+#include "server/user_code.h"
 #include "sync/crowd.h"
 #include "table/table.h"
 #include "tensor/tensor.h"
@@ -32,6 +33,12 @@ class Server {
   // Creates the object, or opens it if its spec is the same.
   Status open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out);
   Status open_table(const std::string& name, const TableSpec& spec, std::shared_ptr<Table>* out);
+
+  // Who runs the user's functions, where they are run at all. Before any object needs one.
+  void set_user_code(std::shared_ptr<UserCode> code);
+  UserCode* user_code() const { return user_code_.get(); }
+  // The user's rule of an object; *out stays empty where the rule is ours.
+  Status find_rule(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
 
   // A number for a new session, under which shards keep its records.
   Status new_session(uint32_t* session);
@@ -60,6 +67,7 @@ class Server {
   void tell_gates();
 
   const int threads_;
+  std::shared_ptr<UserCode> user_code_;
   Budget budget_;
   TablePools pools_;  // before the objects, which give their memory back to it
   std::mutex mutex_;

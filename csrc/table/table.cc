@@ -56,7 +56,7 @@ Table::Table(std::string name, TableSpec spec, TablePools* pools)
     : name_(std::move(name)),
       spec_(std::move(spec)),
       pools_(pools),
-      layout_(layout_of(spec_.rule.kind)),
+      layout_(layout_of(spec_.rule)),
       row_seed_(mix_in(mix_text(name_), spec_.seed)),
       shards_(std::make_unique<TableShard[]>(limits::kTableShards)) {
   weight_stride_ = stride_of(spec_.dim * sizeof(float));
@@ -80,6 +80,11 @@ Status check_spec(const std::string& name, const TableSpec& spec) {
     return Status(Code::kInvalidArgument, "table '" + name + "': dim must be between 1 and " +
                                               std::to_string(limits::kTableDimMax) + ", not " +
                                               std::to_string(spec.dim));
+  }
+  WL_RETURN_IF_ERROR(check_rule("table '" + name + "'", spec.rule));
+  if (spec.rule.foreign.whole || spec.rule.foreign.shard_scalars != 0) {
+    return Status(Code::kInvalidArgument,
+                  "table '" + name + "': " + describe(spec.rule) + " is for a tensor in one piece, not for rows");
   }
   return check_sync("table '" + name + "'", spec.sync);
 }
@@ -233,6 +238,23 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
       kernels().divide(combined.data() + row * dim, static_cast<float>(times[row]), dim);
   }
 
+  if (spec_.rule.kind == RuleKind::kForeign) {
+    std::vector<uint32_t> own;  // entries, one per row
+    for (uint32_t i = 0; i < n; ++i) {
+      if (!repeats || first[i] == i) own.push_back(i);
+    }
+    const auto write = [&](uint32_t i, float* to) {
+      if (repeats && combined_of[i] != 0) {
+        std::memcpy(to, combined.data() + (combined_of[i] - 1) * dim, dim * sizeof(float));
+      } else {
+        kernels().to_f32(arrays.in_dtype, gradient(i), to, dim);
+      }
+    };
+    WL_RETURN_IF_ERROR(apply_foreign(s, hyper, rows, own, write));
+    if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
+    return {};
+  }
+
   ++s.count;
   const RuleKernels& rule = kernels(spec_.rule.kind);
   std::vector<float> converted;
@@ -263,6 +285,45 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   }
   if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
   return {};
+}
+
+// The function works on a copy of the rows, as that of a tensor does: Tensor::apply_foreign.
+Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
+                            const std::vector<uint32_t>& entries,
+                            const std::function<void(uint32_t, float*)>& gradient) {
+  if (foreign_ == nullptr) return Status(Code::kInternal, "table '" + name_ + "': its rule is not there");
+  const size_t dim = spec_.dim, bytes = dim * sizeof(float), scalars = layout_.row_scalars;
+  const auto next = [](uint32_t count) { return count == 0xFFFFFFFFu ? count : count + 1; };
+  const auto fill = [&](ForeignCall& call) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const uint32_t row = rows[entries[i]];
+      std::memcpy(call.w + i * dim, weights(s, row), bytes);
+      gradient(entries[i], call.g + i * dim);
+      for (size_t v = 0; v < layout_.vectors; ++v) std::memcpy(call.state[v] + i * dim, state(s, row) + v * dim, bytes);
+      if (scalars != 0) std::memcpy(call.row_scalars + i * scalars, head(s, row)->scalars(), scalars * sizeof(float));
+      call.counts[i] = next(head(s, row)->count);
+    }
+    call.hyper = hyper;
+    call.count = s.count + 1;
+  };
+  const auto take = [&](const ForeignCall& call) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const uint32_t row = rows[entries[i]];
+      std::memcpy(weights(s, row), call.w + i * dim, bytes);
+      for (size_t v = 0; v < layout_.vectors; ++v) std::memcpy(state(s, row) + v * dim, call.state[v] + i * dim, bytes);
+      RowHead* const h = head(s, row);
+      if (scalars != 0) std::memcpy(h->scalars(), call.row_scalars + i * scalars, scalars * sizeof(float));
+      h->count = next(h->count);
+      h->touched = static_cast<uint32_t>(s.version);
+    }
+    ++s.count;
+  };
+  const ForeignRule::Size size{.elements = entries.size() * dim,
+                               .vectors = layout_.vectors,
+                               .row_scalars = layout_.row_scalars,
+                               .row = dim,
+                               .counted = true};
+  return foreign_->apply(size, fill, take);
 }
 
 uint64_t Table::erase(uint32_t shard, const Keyed* keyed, size_t n) {

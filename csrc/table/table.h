@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -108,6 +109,9 @@ class Table {
   // Takes all rows out and gives their memory back.
   void clear(uint32_t shard);
 
+  // The rule, where it is the user's own.
+  void set_foreign(std::shared_ptr<ForeignRule> rule) { foreign_ = std::move(rule); }
+
  private:
   Table(std::string name, TableSpec spec, TablePools* pools);
   std::byte* slab(const TableShard& s, uint32_t row) const { return s.slabs[row >> slab_shift_]; }
@@ -120,6 +124,9 @@ class Table {
   RowHead* head(const TableShard& s, uint32_t row) const {
     return reinterpret_cast<RowHead*>(slab(s, row) + head_at_ + (row & slab_mask_) * head_stride_);
   }
+  // gradient(entry, to) writes the gradient of an entry of `rows`.
+  Status apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
+                       const std::vector<uint32_t>& entries, const std::function<void(uint32_t, float*)>& gradient);
   Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
   void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
   uint32_t make_row(TableShard& s, uint64_t hash);
@@ -137,6 +144,7 @@ class Table {
   size_t state_at_ = 0, head_at_ = 0, slab_bytes_ = 0;
   uint32_t slab_shift_ = 0, slab_mask_ = 0;
   std::unique_ptr<TableShard[]> shards_;
+  std::shared_ptr<ForeignRule> foreign_;
 };
 
 }  // namespace windlass

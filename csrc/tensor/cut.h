@@ -2,6 +2,8 @@
 // servers, and two tensors of the same shape are cut alike.
 //
 //     shard bytes = bytes / 64, at least 64 KiB, at most 4 MiB; between rows where a row fits, else anywhere
+//
+// A rule that needs the whole tensor makes it one shard.
 #pragma once
 
 #include <algorithm>
@@ -17,6 +19,16 @@ struct Cut {
   uint64_t per_shard = 1;  // elements per shard; the last may have fewer
   uint32_t shards = 0;
   bool whole_rows = true;  // no row lies in two shards
+
+  static Cut whole(uint64_t elements, uint64_t row) {
+    Cut c;
+    c.elements = elements;
+    c.row = std::max<uint64_t>(row, 1);
+    if (elements == 0) return c;
+    c.per_shard = elements;
+    c.shards = 1;
+    return c;
+  }
 
   static Cut of(uint64_t elements, uint64_t row, uint64_t element_bytes) {
     Cut c;

@@ -4,6 +4,8 @@
 //     weights   | shard 0 | shard 1 | shard 2 |      float32, float64 or int64
 //     exp_avg   | shard 0 | shard 1 | shard 2 |      state is float32
 //     ...
+//
+// and the rule's numbers of shards, where it has any.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,7 @@ struct Plane {
 };
 
 inline std::vector<Plane> planes_of(const TensorSpec& spec, const Cut& cut, uint32_t shard) {
-  const Layout& layout = layout_of(spec.rule.kind);
+  const Layout layout = layout_of(spec.rule);
   const uint64_t first = cut.first_of(shard), n = cut.end_of(shard) - first, size = size_of(spec.dtype);
   std::vector<Plane> planes = {{first * size, n * size}};
   for (int v = 0; v < layout.vectors; ++v) planes.push_back({first * sizeof(float), n * sizeof(float)});
@@ -27,15 +29,20 @@ inline std::vector<Plane> planes_of(const TensorSpec& spec, const Cut& cut, uint
     const uint64_t row = layout.row_scalars * sizeof(float);
     planes.push_back({first / cut.row * row, n / cut.row * row});
   }
+  if (layout.shard_scalars != 0) {
+    const uint64_t bytes = layout.shard_scalars * sizeof(float);
+    planes.push_back({shard * bytes, bytes});
+  }
   return planes;
 }
 
 // The whole arrays: bytes of each.
 inline std::vector<uint64_t> plane_bytes(const TensorSpec& spec, const Cut& cut) {
-  const Layout& layout = layout_of(spec.rule.kind);
+  const Layout layout = layout_of(spec.rule);
   std::vector<uint64_t> bytes = {cut.elements * size_of(spec.dtype)};
   for (int v = 0; v < layout.vectors; ++v) bytes.push_back(cut.elements * sizeof(float));
   if (layout.row_scalars != 0) bytes.push_back(cut.elements / cut.row * layout.row_scalars * sizeof(float));
+  if (layout.shard_scalars != 0) bytes.push_back(uint64_t{cut.shards} * layout.shard_scalars * sizeof(float));
   return bytes;
 }
 

@@ -40,6 +40,11 @@ uint64_t TensorSpec::row() const {
   return n;
 }
 
+Cut cut_of(const TensorSpec& spec) {
+  if (spec.rule.foreign.whole) return Cut::whole(spec.elements(), spec.row());
+  return Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+}
+
 std::string describe_shape(const uint64_t* shape, size_t dims) {
   std::string text = "(";
   for (size_t i = 0; i < dims; ++i) text += (i != 0 ? ", " : "") + std::to_string(shape[i]);
@@ -47,6 +52,7 @@ std::string describe_shape(const uint64_t* shape, size_t dims) {
 }
 
 std::string describe(const RuleSpec& rule) {
+  if (rule.kind == RuleKind::kForeign) return "rule '" + rule.foreign.name + "'";
   std::string text = name_of(rule.kind);
   if (rule.initial_state != 0.0f) text += "(initial_accumulator_value=" + text_of(rule.initial_state) + ")";
   return text;
@@ -87,16 +93,18 @@ std::unique_ptr<Tensor> Tensor::make_empty(const std::string& name, const Tensor
 
 // One mapping: weights, then each state array, each a little further off a round distance.
 Status Tensor::take_memory() {
-  const Layout& layout = layout_of(spec_.rule.kind);
+  const Layout layout = layout_of(spec_.rule);
   const uint64_t vector_bytes = round_up(elements() * 4);
   uint64_t bytes = round_up(elements() * size_of(spec_.dtype));
-  uint64_t vector_at[limits::kRuleVectorsMax] = {};
+  uint64_t vector_at[limits::kForeignVectorsMax] = {};
   for (int v = 0; v < layout.vectors; ++v) {
     vector_at[v] = bytes + kStagger * static_cast<uint64_t>(v + 1);
     bytes = vector_at[v] + vector_bytes;
   }
   const uint64_t scalars_at = bytes;
   if (layout.row_scalars != 0) bytes += round_up(rows() * layout.row_scalars * 4);
+  const uint64_t shard_scalars_at = bytes;
+  bytes += round_up((run_.end - run_.first) * uint64_t{layout.shard_scalars} * 4);
   if (!budget_->charge(bytes)) return budget_->exhausted(bytes, "tensor '" + name_ + "'");
   memory_ = os::map(bytes);
   if (memory_ == nullptr) {
@@ -107,6 +115,7 @@ Status Tensor::take_memory() {
   weights_ = memory_;
   for (int v = 0; v < layout.vectors; ++v) state_[v] = reinterpret_cast<float*>(memory_ + vector_at[v]);
   if (layout.row_scalars != 0) scalars_ = reinterpret_cast<float*>(memory_ + scalars_at);
+  if (layout.shard_scalars != 0) shard_scalars_ = reinterpret_cast<float*>(memory_ + shard_scalars_at);
   return {};
 }
 
@@ -118,8 +127,9 @@ void Tensor::give_memory() {
 }
 
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
-  const Layout& layout = layout_of(spec.rule.kind);
+  const Layout layout = layout_of(spec.rule);
   WL_RETURN_IF_ERROR(check_sync("tensor '" + name + "'", spec.sync));
+  WL_RETURN_IF_ERROR(check_rule("tensor '" + name + "'", spec.rule));
   if (!storable(spec.dtype)) {
     return Status(Code::kInvalidArgument,
                   "tensor '" + name + "': dtype must be float32, float64 or int64, not " + name_of(spec.dtype));
@@ -154,9 +164,15 @@ Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
     }
     elements *= d;
   }
-  *cut = Cut::of(elements, spec.row(), size_of(spec.dtype));
-  if (layout.row_scalars != 0 && !cut->whole_rows) {
-    return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + name_of(spec.rule.kind) +
+  *cut = cut_of(spec);
+  if (spec.rule.foreign.whole && elements > limits::kWholeBytesMax / sizeof(float)) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': " + describe(spec.rule) +
+                                              " needs all of it in one shard, of at most " +
+                                              std::to_string(limits::kWholeBytesMax) + " bytes, not " +
+                                              std::to_string(elements * sizeof(float)));
+  }
+  if ((layout.row_scalars != 0 || layout.by_row) && !cut->whole_rows) {
+    return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + describe(spec.rule) +
                                               " needs rows of at most " + std::to_string(limits::kShardBytesMax) +
                                               " bytes, not " + std::to_string(cut->row * 4));
   }
@@ -168,7 +184,7 @@ Status Tensor::create(const std::string& name, const TensorSpec& spec, Budget* b
   Cut cut;
   WL_RETURN_IF_ERROR(check_spec(name, spec, &cut));
   std::unique_ptr<Tensor> t = make_empty(name, spec, cut, budget, run);
-  const Layout& layout = layout_of(spec.rule.kind);
+  const Layout layout = layout_of(spec.rule);
   const uint64_t elements = t->elements(), rows = t->rows();
   if (elements == 0) {
     *out = std::move(t);
@@ -213,7 +229,78 @@ void Tensor::write_out(const Span& span, uint64_t done, uint64_t n, const Arrays
   }
 }
 
-void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n_spans, const Arrays& arrays) {
+// The function works on a copy: what it does counts when it has returned, and never if it fails or takes too long.
+Status Tensor::apply_foreign(uint32_t index, const Hyper& hyper, const Span* spans, size_t n_spans,
+                             const Arrays& arrays) {
+  if (foreign_ == nullptr) return Status(Code::kInternal, "tensor '" + name_ + "': its rule is not there");
+  const Layout layout = layout_of(spec_.rule);
+  Shard& shard = this->shard(index);
+  const uint64_t first = cut_.first_of(index), n = cut_.end_of(index) - first;
+  if ((spec_.rule.foreign.whole || layout.shard_scalars != 0) &&
+      (n_spans != 1 || spans[0].first != first || spans[0].n != n)) {
+    return Status(Code::kInvalidArgument, "tensor '" + name_ + "': " + describe(spec_.rule) +
+                                              " needs a gradient for all of it, and got one for some rows");
+  }
+  const Span all{first, n, 0};
+  if (spec_.rule.foreign.begins && shard.count == 0) WL_RETURN_IF_ERROR(call_foreign(index, hyper, &all, 1, {}));
+  return call_foreign(index, hyper, spans, n_spans, arrays);
+}
+
+// Without a gradient it is the call before the first update.
+Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* spans, size_t n_spans,
+                            const Arrays& arrays) {
+  const Layout layout = layout_of(spec_.rule);
+  Shard& shard = this->shard(index);
+  ForeignRule::Size size{.vectors = layout.vectors,
+                         .row_scalars = layout.row_scalars,
+                         .row = cut_.row,
+                         .shard_scalars = layout.shard_scalars};
+  for (size_t s = 0; s < n_spans; ++s) size.elements += spans[s].n;
+  const auto each = [&](auto f) {  // (its elements here, where they are in a call, how many)
+    for (size_t s = 0, at = 0; s < n_spans; at += spans[s++].n) f(spans[s], at);
+  };
+  const auto fill = [&](ForeignCall& call) {
+    each([&](const Span& span, uint64_t at) {
+      const uint64_t here = span.first - first_;
+      std::memcpy(call.w + at, weights(span.first), span.n * sizeof(float));
+      if (arrays.in != nullptr)
+        kernels().to_f32(arrays.in_dtype, static_cast<const std::byte*>(arrays.in) + span.at * size_of(arrays.in_dtype),
+                         call.g + at, span.n);
+      for (int v = 0; v < layout.vectors; ++v)
+        std::memcpy(call.state[v] + at, state_[v] + here, span.n * sizeof(float));
+      if (layout.row_scalars != 0)
+        std::memcpy(call.row_scalars + at / cut_.row * layout.row_scalars,
+                    scalars_ + here / cut_.row * layout.row_scalars,
+                    span.n / cut_.row * layout.row_scalars * sizeof(float));
+    });
+    if (layout.shard_scalars != 0)
+      std::memcpy(call.shard_scalars, shard_scalars(index), layout.shard_scalars * sizeof(float));
+    call.first = spans[0].first;
+    call.hyper = hyper;
+    call.count = arrays.in != nullptr ? shard.count + 1 : 0;
+  };
+  const auto take = [&](const ForeignCall& call) {
+    each([&](const Span& span, uint64_t at) {
+      const uint64_t here = span.first - first_;
+      std::memcpy(weights(span.first), call.w + at, span.n * sizeof(float));
+      for (int v = 0; v < layout.vectors; ++v)
+        std::memcpy(state_[v] + here, call.state[v] + at, span.n * sizeof(float));
+      if (layout.row_scalars != 0)
+        std::memcpy(scalars_ + here / cut_.row * layout.row_scalars,
+                    call.row_scalars + at / cut_.row * layout.row_scalars,
+                    span.n / cut_.row * layout.row_scalars * sizeof(float));
+      if (arrays.out != nullptr) write_out(span, 0, span.n, arrays);
+    });
+    if (layout.shard_scalars != 0)
+      std::memcpy(shard_scalars(index), call.shard_scalars, layout.shard_scalars * sizeof(float));
+    if (arrays.stream) kernels().fence();
+    if (arrays.in != nullptr) ++shard.count;
+  };
+  return foreign_->apply(size, fill, take);
+}
+
+Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n_spans, const Arrays& arrays) {
+  if (spec_.rule.kind == RuleKind::kForeign) return apply_foreign(shard, hyper, spans, n_spans, arrays);
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const bool row_rule = rule.layout.row_scalars != 0;
   const Step step = rule.prepare(hyper, ++this->shard(shard).count);
@@ -256,6 +343,7 @@ void Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t
     }
   }
   if (arrays.stream) kernels().fence();
+  return {};
 }
 
 void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<Weighed>& terms, float weight,
@@ -282,7 +370,7 @@ void Tensor::read(const Span* spans, size_t n_spans, const Arrays& arrays) const
 
 std::vector<Tensor::Piece> Tensor::pieces_of(uint32_t shard) const {
   const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
-  const Layout& layout = layout_of(spec_.rule.kind);
+  const Layout layout = layout_of(spec_.rule);
   std::vector<Piece> pieces = {{weights(first), n * size_of(spec_.dtype)}};
   for (int v = 0; v < layout.vectors; ++v)
     pieces.push_back({reinterpret_cast<std::byte*>(state_[v] + (first - first_)), n * sizeof(float)});
@@ -290,12 +378,14 @@ std::vector<Tensor::Piece> Tensor::pieces_of(uint32_t shard) const {
     float* const scalars = scalars_ + (first - first_) / cut_.row * layout.row_scalars;
     pieces.push_back({reinterpret_cast<std::byte*>(scalars), n / cut_.row * layout.row_scalars * sizeof(float)});
   }
+  if (layout.shard_scalars != 0)
+    pieces.push_back({reinterpret_cast<std::byte*>(shard_scalars(shard)), layout.shard_scalars * sizeof(float)});
   return pieces;
 }
 
 uint64_t Tensor::fingerprint(uint32_t shard) const {
   const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
-  const Layout& layout = layout_of(spec_.rule.kind);
+  const Layout layout = layout_of(spec_.rule);
   const uint64_t salt = mix_text(name_);
   uint64_t sum = 0;
   switch (spec_.dtype) {
@@ -309,6 +399,9 @@ uint64_t Tensor::fingerprint(uint32_t shard) const {
     const uint64_t row = first / cut_.row * layout.row_scalars, rows = n / cut_.row * layout.row_scalars;
     sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + (row - first_ / cut_.row * layout.row_scalars), rows);
   }
+  if (layout.shard_scalars != 0)
+    sum += fingerprint_of(mix_in(salt, 102), uint64_t{shard} * layout.shard_scalars, shard_scalars(shard),
+                          layout.shard_scalars);
   if (layout.counts) sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard - run_.first].count, 1);
   return sum;
 }

@@ -16,6 +16,7 @@
 
 #include "base/dtype.h"
 #include "base/pool.h"
+#include "rule/foreign.h"
 #include "rule/init.h"
 #include "rule/kernels.h"
 #include "session/shard.h"
@@ -37,6 +38,9 @@ struct TensorSpec {
   uint64_t elements() const;
   uint64_t row() const;  // elements per row: what is behind the first dimension
 };
+
+// How it is cut.
+Cut cut_of(const TensorSpec& spec);
 
 std::string describe(const TensorSpec& spec);
 std::string describe_shape(const uint64_t* shape, size_t dims);
@@ -83,8 +87,9 @@ class Tensor {
   Shard& shard(uint32_t i) { return shards_[i - run_.first]; }
   uint64_t bytes() const { return bytes_; }
 
-  // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there.
-  void apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
+  // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there. Only a
+  // rule of the user's can fail, and nothing has changed then.
+  Status apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
   // One update of a whole float32 shard from several gradients: their sum by weight, over `weight`. The new weights go
   // to each of the copies as well.
   void apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<Weighed>& terms, float weight,
@@ -95,7 +100,7 @@ class Tensor {
   const std::byte* weights_of(uint32_t shard) const { return weights(cut_.first_of(shard)); }
   // Of the shard's weights and state; the sum over all shards is the tensor's.
   uint64_t fingerprint(uint32_t shard) const;
-  // Everything of the shard that is numbers, where it lies: weights, state arrays, numbers of rows.
+  // Everything of the shard that is numbers, where it lies: weights, state arrays, numbers of rows and of the shard.
   struct Piece {
     std::byte* data;
     uint64_t bytes;
@@ -109,11 +114,19 @@ class Tensor {
   Status take_memory();
   void give_memory();
 
+  // The rule, where it is the user's own.
+  void set_foreign(std::shared_ptr<ForeignRule> rule) { foreign_ = std::move(rule); }
+
  private:
   Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run);
   uint64_t elements() const { return run_.first < run_.end ? cut_.end_of(run_.end - 1) - first_ : 0; }
   uint64_t rows() const { return (elements() + cut_.row - 1) / cut_.row; }
   void write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const;
+  Status apply_foreign(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
+  Status call_foreign(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
+  float* shard_scalars(uint32_t shard) const {
+    return shard_scalars_ + (shard - run_.first) * uint64_t{spec_.rule.foreign.shard_scalars};
+  }
   std::byte* weights(uint64_t element) const { return weights_ + (element - first_) * size_of(spec_.dtype); }
 
   const std::string name_;
@@ -126,8 +139,10 @@ class Tensor {
   std::byte* memory_ = nullptr;
   uint64_t bytes_ = 0;
   std::byte* weights_ = nullptr;
-  float* state_[limits::kRuleVectorsMax] = {};
-  float* scalars_ = nullptr;
+  float* state_[limits::kForeignVectorsMax] = {};
+  float* scalars_ = nullptr;        // of rows
+  float* shard_scalars_ = nullptr;  // of shards
+  std::shared_ptr<ForeignRule> foreign_;
 };
 
 }  // namespace windlass

@@ -32,7 +32,7 @@ struct Held {
   void apply(const Hyper& hyper, const Arrays& arrays, uint64_t unit = 1, test::Random* random = nullptr) {
     for (uint32_t s = 0; s < tensor->cut().shards; ++s) {
       const std::vector<Span> cut = spans(s, unit, random);
-      tensor->apply(s, hyper, cut.data(), cut.size(), arrays);
+      CHECK_OK(tensor->apply(s, hyper, cut.data(), cut.size(), arrays));
     }
   }
   template <class T>
@@ -78,8 +78,7 @@ TEST(a_weight_starts_with_a_value_of_seed_name_and_position_alone) {
 
 TEST(updates_do_not_depend_on_the_spans) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     for (const uint64_t row : {1u, 7u, 64u, 1500u}) {
       const TensorSpec spec = spec_of({60'000 / row, row}, kind, kind == RuleKind::kAdagrad ? 0.1f : 0.0f);
       Held whole(spec), pieces(spec);
@@ -104,7 +103,7 @@ TEST(spans_say_which_weights_and_where_they_are_in_the_array) {
   const std::vector<float> g = {1, 2, 3, 4, 5};
   const Span spans[] = {{900, 2, 3}, {10, 3, 0}};
   std::vector<float> out(5);
-  t.tensor->apply(0, {}, spans, 2, Arrays{.in = g.data(), .out = out.data()});
+  CHECK_OK(t.tensor->apply(0, {}, spans, 2, Arrays{.in = g.data(), .out = out.data()}));
   want[900] = 4, want[901] = 5, want[10] = 1, want[11] = 2, want[12] = 3;
   CHECK(same_bits(t.read(), want));
   CHECK(same_bits(out, g));
@@ -112,8 +111,7 @@ TEST(spans_say_which_weights_and_where_they_are_in_the_array) {
 
 TEST(a_gradient_and_the_new_weights_may_share_one_array) {
   test::Random random(test::seed());
-  for (size_t rule = 0; rule < test::kRules; ++rule) {
-    const RuleKind kind = static_cast<RuleKind>(rule);
+  for (const RuleKind kind : our_rules()) {
     for (const bool stream : {false, true}) {
       Held apart(spec_of({300, 100}, kind)), shared(spec_of({300, 100}, kind));
       std::vector<float> both = random_floats(random, 30'000);

@@ -138,8 +138,7 @@ Status decode(wire::Reader* r, Record* out) {
   for (uint32_t i = 0; i < kept && r->ok(); ++i) {
     const auto sequence = r->get<uint64_t>(), value = r->get<uint64_t>();
     const auto code = r->get<uint32_t>(), bytes = r->get<uint32_t>();
-    if (code > static_cast<uint32_t>(Code::kInternal))
-      return wrong("code at most", static_cast<uint32_t>(Code::kInternal), code);
+    if (code > kLastCode) return wrong("code at most", kLastCode, code);
     const std::string message = wire::printable(r->get_bytes(bytes));
     if (r->ok()) record.keep(sequence, code == 0 ? Status() : Status(static_cast<Code>(code), message), value);
   }

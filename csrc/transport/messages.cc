@@ -119,6 +119,54 @@ Status ObjectSpec::shards(uint32_t* out) const {
   return {};
 }
 
+namespace {
+
+void encode(const RuleSpec& rule, wire::Writer* w) {
+  w->put(rule.clip);
+  w->put(rule.lowest);
+  w->put(rule.highest);
+  w->put(rule.schedule.kind);
+  w->put_bytes(std::string(3, '\0'));
+  w->put(rule.schedule.warmup);
+  w->put(rule.schedule.updates);
+  w->put(rule.schedule.end);
+  w->put(rule.foreign.vectors);
+  w->put(rule.foreign.row_scalars);
+  w->put(static_cast<uint8_t>(rule.foreign.whole | rule.foreign.by_row << 1 | rule.foreign.begins << 2));
+  w->put(uint8_t{0});
+  w->put(rule.foreign.shard_scalars);
+  w->put(static_cast<uint16_t>(rule.foreign.name.size()));
+  w->put_bytes(rule.foreign.name);
+}
+
+// All but its kind and initial state, which are known.
+Status decode(wire::Reader* r, RuleSpec* rule) {
+  rule->clip = r->get<float>();
+  rule->lowest = r->get<float>();
+  rule->highest = r->get<float>();
+  const auto kind = r->get<uint8_t>();
+  r->get_bytes(3);
+  rule->schedule.warmup = r->get<uint64_t>();
+  rule->schedule.updates = r->get<uint64_t>();
+  rule->schedule.end = r->get<double>();
+  rule->foreign.vectors = r->get<uint8_t>();
+  rule->foreign.row_scalars = r->get<uint8_t>();
+  const auto wants = r->get<uint8_t>();
+  r->get<uint8_t>();
+  rule->foreign.shard_scalars = r->get<uint32_t>();
+  const size_t name = r->get<uint16_t>();
+  if (!r->ok() || kind >= Schedule::kKinds || wants > 7 || name > limits::kForeignNameBytesMax)
+    return malformed("spec");
+  rule->schedule.kind = static_cast<Schedule::Kind>(kind);
+  rule->foreign.whole = (wants & 1) != 0;
+  rule->foreign.by_row = (wants & 2) != 0;
+  rule->foreign.begins = (wants & 4) != 0;
+  rule->foreign.name = wire::printable(r->get_bytes(name));
+  return r->ok() ? Status() : malformed("spec");
+}
+
+}  // namespace
+
 void encode(const ObjectSpec& s, wire::Writer* w) {
   const RuleSpec& rule = s.is_table ? s.table.rule : s.tensor.rule;
   const Init& init = s.is_table ? s.table.init : s.tensor.init;
@@ -143,6 +191,7 @@ void encode(const ObjectSpec& s, wire::Writer* w) {
     for (const uint64_t d : s.tensor.shape) w->put(d);
   }
   w->put_bytes(s.name);
+  encode(rule, w);
 }
 
 Status decode(wire::Reader* r, ObjectSpec* s) {
@@ -162,17 +211,19 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
       dims > limits::kTensorDimsMax || policy >= Sync::kKinds)
     return malformed("spec");
   s->is_table = kind == 1;
-  const RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
+  RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
   const Init init_spec{static_cast<InitKind>(init), a, b};
   const Sync sync{static_cast<Sync::Kind>(policy), number, seconds};
   std::vector<uint64_t> shape(dims);
   for (uint64_t& d : shape) d = r->get<uint64_t>();
+  const std::string text = r->get_bytes(name);
+  WL_RETURN_IF_ERROR(decode(r, &rule_spec));
   if (s->is_table) {
     s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {
     s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync};
   }
-  s->name = wire::printable(r->get_bytes(name));
+  s->name = wire::printable(text);
   const size_t slash = s->name.find('/');
   if (!r->ok() || slash == std::string::npos) return malformed("spec");
   WL_RETURN_IF_ERROR(check_name("app", s->name.substr(0, slash)));

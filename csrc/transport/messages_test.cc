@@ -39,6 +39,22 @@ ObjectSpec some_spec(test::Random* random) {
   s.name = some_name(random) + "/" + some_name(random, limits::kNameBytesMax);
   s.is_table = random->below(2) == 0;
   RuleSpec rule{static_cast<RuleKind>(random->below(static_cast<uint64_t>(RuleKind::kCount))), random->unit()};
+  if (random->below(2) == 0) {
+    rule.clip = random->unit();
+    rule.lowest = -random->unit();
+    rule.highest = random->unit();
+    rule.schedule = {static_cast<Schedule::Kind>(random->below(Schedule::kKinds)), random->next(), random->next(),
+                     random->unit() * 1.0};
+  }
+  if (rule.kind == RuleKind::kForeign) {
+    rule.foreign = {"rules:" + some_name(random),
+                    static_cast<uint8_t>(random->below(9)),
+                    static_cast<uint8_t>(random->below(17)),
+                    static_cast<uint32_t>(random->below(1000)),
+                    random->below(2) == 0,
+                    random->below(2) == 0,
+                    random->below(2) == 0};
+  }
   Init init{static_cast<InitKind>(random->below(4)), random->unit() * 2.0 - 1.0, random->unit() * 1e9};
   if (s.is_table) {
     s.table = {1 + static_cast<uint32_t>(random->below(limits::kTableDimMax)), rule, init, random->next(),
