@@ -70,7 +70,6 @@ def test_errors_are_in_the_order_of_the_cores_codes():
     assert body is not None
     codes = re.findall(r"^\s*k(\w+)", body.group(1), re.MULTILINE)
     assert codes[0] == "Ok"
-    assert codes[-1] == "Internal"
     names = {"Corrupt": "ProtocolError", "OutOfSequence": "ProtocolError", "Internal": "InternalError"}
     assert [e.__name__ for e in _errors.ERRORS] == ["InternalError", *(names.get(c, c) for c in codes[1:])]
 
@@ -103,6 +102,7 @@ def test_every_rule_of_the_core_has_a_class():
     in_core = len(re.findall(r"^WL_RULE\(", text, re.MULTILINE))
     rules = [wl.SGD(lr=0.1), wl.SGD(lr=0.1, momentum=0.9)]
     rules += [wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Assign(), wl.Max(), wl.Average()]
+    rules.append(wl.rule(lambda w, g: None)())
     assert {r._kind for r in rules} == set(_core.RuleKind)
     assert len(_core.RuleKind) == in_core
 

@@ -19,6 +19,7 @@ from windlass._errors import (
     Cancelled,
     Closed,
     ForkedProcess,
+    FunctionFailed,
     InternalError,
     InvalidArgument,
     NonFinite,
@@ -45,6 +46,8 @@ from windlass._step import Step
 from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
 from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
+from windlass._torch_rule import TorchRule
+from windlass._user_rules import rule
 
 __version__ = "0.1.0"
 
@@ -81,6 +84,7 @@ __all__ = [
     "Delayed",
     "Elastic",
     "ForkedProcess",
+    "FunctionFailed",
     "Future",
     "Init",
     "InternalError",
@@ -109,11 +113,13 @@ __all__ = [
     "Table",
     "Tensor",
     "Timeout",
+    "TorchRule",
     "Uniform",
     "Version",
     "WindlassError",
     "WouldDeadlock",
     "Zeros",
     "connect",
+    "rule",
     "unique",
 ]

@@ -34,6 +34,7 @@ from windlass._values import Values
 
 if TYPE_CHECKING:
     from windlass._desk import Ledgers
+    from windlass._user_code import Calls
     from windlass._scheduled import Attendance
 
 _THREADS_MAX = 256
@@ -290,6 +291,7 @@ class Cluster:
             attendance.values = self._values
         self._leases: dict[str, Lease] = {}  # by name
         self._near_ledgers: Ledgers | None = None
+        self._near_calls: Calls | None = None
         self._further = False  # made by worker(), not by connect()
         _open.add(self)
 
@@ -380,6 +382,7 @@ class Cluster:
             session = _core.Session(self._engine, rank, world_size)
             made = Cluster(self._engine, session, None, self._timeout, sync=self._sync)
             made._near_ledgers = self._ledgers
+            made._near_calls = self._calls
         elif self._attendance is not None:
             from windlass._scheduled import join
 
@@ -397,6 +400,25 @@ class Cluster:
 
             self._near_ledgers = Ledgers()
         return self._near_ledgers
+
+    @property
+    def _calls(self) -> "Calls":
+        """Functions of the user's, of the engine inside the process."""
+        if self._near_calls is None:
+            from windlass._user_code import Calls, Own
+
+            self._near_calls = Calls(Own(), load_settings().function_seconds)
+            self._engine.set_user_code(self._near_calls.core)
+        return self._near_calls
+
+    def _rule_spec(self, rule: Rule, shape: tuple[int, ...], what: str) -> _core.RuleSpec:
+        """What the core is told of a rule; one of the user's must be found by servers."""
+        spec = rule._spec(shape)
+        if self._remote is None and rule._kind == _core.RuleKind.FOREIGN:
+            self._engine.check()
+            self._calls.own.add(rule, shape)
+            self._calls.start()
+        return spec
 
     def lease(
         self,
@@ -559,6 +581,8 @@ class Cluster:
                 self._session.leave(min(timeout, _CLOSE_SECONDS))
             self._engine.close(timeout)
         finally:
+            if self._near_calls is not None and self._engine.closed:
+                self._near_calls.close()
             if self._dialer is not None:
                 self._dialer.close()
             if self._attendance is not None:

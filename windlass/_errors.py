@@ -17,6 +17,7 @@ WindlassError
 ├── StaleMap                            a shard that is on another server than this client thinks
 ├── Cancelled                           a request that was taken back
 ├── WouldDeadlock                       waiting for what only the caller itself can bring about
+├── FunctionFailed                      a rule or function of the user's raised on a server, or took too long
 └── InternalError                       a bug in Windlass
 
 A message says which object, what was expected and what was seen.

@@ -57,8 +57,12 @@ class Rule:
         """What it keeps beside the weights, by torch.optim's names, in the core's order."""
         return ()
 
-    def _spec(self) -> _core.RuleSpec:
-        """What is fixed when an object is made."""
+    def _state_shapes(self, shape: tuple[int, ...], shards: int) -> dict[str, tuple[int, ...]]:
+        """What it keeps of a tensor of that shape, in the core's order."""
+        return dict.fromkeys(self._state, shape)
+
+    def _spec(self, shape: tuple[int, ...]) -> _core.RuleSpec:
+        """What is fixed when an object of that shape is made; of a table, that of a row."""
         return _core.RuleSpec(self._kind, self._initial_state)
 
     def _numbers(self) -> tuple[float, ...]:
@@ -179,6 +183,9 @@ class RowAdagrad(Rule):
     @property
     def _state(self) -> tuple[str, ...]:
         return ("sum",)
+
+    def _state_shapes(self, shape: tuple[int, ...], shards: int) -> dict[str, tuple[int, ...]]:
+        return {"sum": shape[:1]}
 
     @property
     def _initial_state(self) -> float:

@@ -65,6 +65,10 @@ SETTINGS: dict[str, Setting] = {
     "staging_bytes_max": Setting(
         "bytes", None, "What pushes that came over sockets may take until their update under BSP. Default: 256 MiB."
     ),
+    "allow": Setting(
+        "text", "", "Modules, with commas between them, whose rules and functions servers may run; torch.optim is one."
+    ),
+    "function_seconds": Setting("seconds", 10.0, "What a call of a user's rule or function may take.", least=0.001),
     "log_dir": Setting("path", None, "A folder for one log file per process."),
     "progress": Setting(
         "text",

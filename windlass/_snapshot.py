@@ -9,7 +9,6 @@ import numpy as np
 
 from windlass._arrays import ArrayLike, as_input, is_torch
 from windlass._errors import InvalidArgument, ShapeMismatch
-from windlass._rules import RowAdagrad
 
 if TYPE_CHECKING:
     from windlass._tensor import Tensor
@@ -26,7 +25,7 @@ class Snapshot:
 
     weights: "np.ndarray[Any, Any]"  #: of the tensor's shape and dtype
     #: By torch.optim's names: "momentum_buffer" of SGD with momentum, "exp_avg" and "exp_avg_sq" of Adam and AdamW,
-    #: "sum" of Adagrad; "sum" of RowAdagrad has one number per row. All float32. Other rules have none.
+    #: "sum" of Adagrad; "sum" of RowAdagrad has one number per row; of a rule of your own its own names. All float32.
     state: "dict[str, np.ndarray[Any, Any]]"
     updates: "np.ndarray[Any, np.dtype[np.int64]]"  #: how many updates the rule has made, of each shard
 
@@ -72,8 +71,7 @@ def whole(tensor: "Tensor", verb: str) -> str:
 
 def state_shapes(tensor: "Tensor") -> dict[str, tuple[int, ...]]:
     """The rule's state arrays, in the core's order."""
-    shape = tensor.shape[:1] if isinstance(tensor.rule, RowAdagrad) else tensor.shape
-    return dict.fromkeys(tensor.rule._state, shape)
+    return tensor.rule._state_shapes(tensor.shape, tensor.shards)
 
 
 def stored(array: "ArrayLike", shape: tuple[int, ...], dtype: str, what: str) -> "np.ndarray[Any, Any]":

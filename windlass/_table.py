@@ -76,7 +76,7 @@ class Table:
             cluster._session,
             name,
             dim,
-            rule._spec(),
+            cluster._rule_spec(rule, (dim,), self._what),
             kind,
             a,
             b,

@@ -91,7 +91,7 @@ class Tensor:
             name,
             list(shape),
             self._dtype,
-            rule._spec(),
+            cluster._rule_spec(rule, shape, self._what),
             kind,
             a,
             b,

@@ -52,6 +52,8 @@ void bind_user_code(nb::module_& m) {
       .def_prop_ro(
           "finds", [](const Call& c) { return c.kind == Call::kFind; }, "Whether only its name is asked for.")
       .def_ro("text", &Call::text)
+      .def_ro("is_table", &Call::is_table)
+      .def_prop_ro("given_up", [](const Call& c) { return c.given_up.load(); }, "Whether nobody waits for it any more.")
       .def_ro("what", &Call::what)
       .def_rw("function", &Call::function)
       .def_prop_ro("layout",
@@ -61,17 +63,21 @@ void bind_user_code(nb::module_& m) {
                    })
       .def_prop_ro("row", [](const Call& c) { return c.size.row; })
       .def_prop_ro("rows", &rows_of)
-      .def_prop_ro("w", [](const UserCode::Ref& c) { return array_of<Floats>(c, c->arrays.w, {c->size.elements}); })
-      .def_prop_ro("g", [](const UserCode::Ref& c) { return array_of<Floats>(c, c->arrays.g, {c->size.elements}); })
+      .def_prop_ro("w", [](const UserCode::Ref& c) { return array_of<Floats>(c, c->arrays.w, {c->size.elements}); },
+                   nb::rv_policy::automatic)
+      .def_prop_ro("g", [](const UserCode::Ref& c) { return array_of<Floats>(c, c->arrays.g, {c->size.elements}); },
+                   nb::rv_policy::automatic)
       .def_prop_ro("state", &state_of)
       .def_prop_ro("row_scalars",
                    [](const UserCode::Ref& c) {
                      return array_of<Floats>(c, c->arrays.row_scalars, {rows_of(*c), size_t{c->size.row_scalars}});
-                   })
+                   },
+                   nb::rv_policy::automatic)
       .def_prop_ro("shard_scalars",
                    [](const UserCode::Ref& c) {
                      return array_of<Floats>(c, c->arrays.shard_scalars, {size_t{c->size.shard_scalars}});
-                   })
+                   },
+                   nb::rv_policy::automatic)
       .def_prop_ro("counts",
                    [](const UserCode::Ref& c) -> nb::object {
                      if (!c->size.counted) return nb::none();

@@ -9,6 +9,7 @@
 // Thread safety: every method from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -31,10 +32,12 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
     std::string text;       // kFind: the name of a rule
     Foreign foreign;        // kFind: all that is known of it
     std::string what;       // the object, for messages
+    bool is_table = false;  // kFind
     uint64_t function = 0;  // the number it was found under; set by kFind
     ForeignRule::Size size;
     ForeignCall arrays;
     Buffer memory;
+    std::atomic<bool> given_up{false};  // nobody waits for it any more
 
    private:
     friend class UserCode;
@@ -48,7 +51,7 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
   virtual ~UserCode() = default;
 
   // The rule of that name, if whoever runs the functions lets it be used.
-  Status find(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
+  Status find(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
   // Waits until the call has ended; kFunctionFailed when its time was up first.
   Status run(const Ref& call);
 

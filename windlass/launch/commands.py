@@ -19,6 +19,7 @@ def _option(name: str, *flags: str, **more: Any) -> Any:
 
 Address = Annotated[str | None, _option("address")]
 AddressFile = Annotated[pathlib.Path | None, _option("address_file")]
+Allow = Annotated[str | None, _option("allow")]
 Advertise = Annotated[str | None, _option("advertise")]
 App = Annotated[str | None, _option("app")]
 ArenaBytesMax = Annotated[str | None, _option("arena_bytes_max")]
@@ -27,6 +28,7 @@ Config = Annotated[
     pathlib.Path | None, typer.Option(help="A TOML file with settings (default: WINDLASS_CONFIG).", show_default=False)
 ]
 ExitWithStdin = Annotated[bool, typer.Option("--exit-with-stdin", help="Also end when stdin does.")]
+FunctionSeconds = Annotated[str | None, _option("function_seconds")]
 FailureTimeout = Annotated[str | None, _option("failure_timeout")]
 Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
 LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
@@ -81,6 +83,8 @@ def server(
     memory_bytes_max: MemoryBytesMax = None,
     arena_bytes_max: ArenaBytesMax = None,
     staging_bytes_max: StagingBytesMax = None,
+    allow: Allow = None,
+    function_seconds: FunctionSeconds = None,
     token_file: TokenFile = None,
     start_timeout: StartTimeout = None,
     tls_ca: TlsCa = None,
@@ -141,6 +145,8 @@ def run(
     memory_bytes_max: MemoryBytesMax = None,
     arena_bytes_max: ArenaBytesMax = None,
     staging_bytes_max: StagingBytesMax = None,
+    allow: Allow = None,
+    function_seconds: FunctionSeconds = None,
     config: Config = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started.")] = False,
     verbose: Annotated[

@@ -89,6 +89,13 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
     )
     scheduler = None if settings.address is None else Address.parse(settings.address)
     with contextlib.ExitStack() as stack:
+        if modules := [name.strip() for name in settings.allow.split(",") if name.strip()]:
+            from windlass._user_code import Allowed, Calls
+
+            calls = Calls(Allowed(modules), settings.function_seconds)
+            host.set_user_code(calls.core)
+            calls.start()
+            stack.callback(calls.close)
 
         def ready(bound: list[Address], stop: Stop) -> None:
             told = [advertised(address, settings.advertise, "the server") for address in bound]

@@ -73,6 +73,8 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
             "memory_bytes_max",
             "arena_bytes_max",
             "staging_bytes_max",
+            "allow",
+            "function_seconds",
         )
         if settings.sources[name] != "default"
     }
@@ -82,6 +84,9 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
         "WINDLASS_LINGER": "1",
         "WINDLASS_RUN_SETTINGS": json.dumps(settings.describe()),
     }
+    if settings.allow:  # modules beside the script are found, as the script finds them
+        beside = [str(pathlib.Path(command[0]).parent.resolve()), os.environ.get("PYTHONPATH")]
+        for_all["PYTHONPATH"] = os.pathsep.join(filter(None, beside))
     plans = [Plan("scheduler", 0, [*role, "scheduler"], common | for_all | scheduler)]
     for i in range(settings.servers):
         plans.append(Plan("server", i, [*role, "server"], common | for_all | {"WINDLASS_NUMBER": str(i)}))

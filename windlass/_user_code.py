@@ -1,0 +1,179 @@
+"""Runs functions of the user's where the parameters are: on one Python thread of a server.
+
+The core hands over calls (csrc/server/user_code.h); a thread here answers them one by one. A call that takes too long
+is given up by whoever waits for it. The thread is then interrupted, if Python gets to see that, and another takes its
+place; what the function was working on was a copy.
+"""
+
+import ctypes
+import importlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from windlass import _core
+from windlass._errors import ERRORS, AccessDenied, FunctionFailed, InvalidArgument, WindlassError
+from windlass._user_rules import RuleFunction, UserRule
+
+if TYPE_CHECKING:
+    from windlass._core import UserCall
+
+FUNCTION_SECONDS = 10.0
+_WAIT_SECONDS = 1.0
+_TORCH = "torch.optim"
+_log = logging.getLogger("windlass")
+
+
+class _GivenUp(BaseException):
+    """Raised in a thread whose call nobody waits for any more."""
+
+
+class _Runner(threading.Thread):
+    """Answers calls until it is given up."""
+
+    def __init__(self, calls: "Calls") -> None:
+        super().__init__(name="windlass-functions", daemon=True)
+        self._calls = calls
+        self.at: UserCall | None = None
+
+    def run(self) -> None:
+        try:
+            while self._calls.runner is self and not self._calls.core.closed:
+                self.at = self._calls.core.next(_WAIT_SECONDS)
+                if self.at is not None:
+                    self._calls.answer(self.at)
+                    self.at = None
+        except _GivenUp:
+            pass
+
+
+class Calls:
+    """The functions of one server, found by their names, and the thread that runs them."""
+
+    def __init__(self, find: "Own | Allowed", seconds: float = FUNCTION_SECONDS) -> None:
+        self.core = _core.UserCode(seconds)
+        self.runner: _Runner | None = None
+        self._find = find
+        self._functions: list[Callable[[UserCall], None]] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    @property
+    def own(self) -> "Own":
+        """Where this process says what it uses itself."""
+        assert isinstance(self._find, Own)
+        return self._find
+
+    def start(self) -> None:
+        """Once; it ends with close()."""
+        with self._lock:
+            if self._threads:
+                return
+            self._threads = [threading.Thread(target=self._watch, name="windlass-watch-functions", daemon=True)]
+            self._new_runner()
+            self._threads[0].start()
+
+    def close(self) -> None:
+        """Calls that wait end; a function that runs is not waited for."""
+        self.core.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_WAIT_SECONDS)
+
+    def _new_runner(self) -> None:
+        self.runner = _Runner(self)
+        self._threads.append(self.runner)
+        self.runner.start()
+
+    def _watch(self) -> None:
+        while not self.core.closed:
+            if not self.core.wait_given_up(_WAIT_SECONDS):
+                continue
+            stuck = self.runner
+            call = None if stuck is None else stuck.at
+            if stuck is None or call is None or not call.given_up:
+                continue  # it got through in the meantime
+            _log.error("%s: a function takes too long; it is interrupted, and others go on without it", call.what)
+            self._new_runner()
+            if stuck.ident is not None:
+                thread = ctypes.c_ulong(stuck.ident)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_GivenUp))
+
+    def answer(self, call: "UserCall") -> None:
+        """Runs what is asked for; whatever it raises is the caller's to see, and in the log."""
+        try:
+            if call.finds:
+                self._functions.append(self._find(call))
+                call.function = len(self._functions) - 1
+            else:
+                self._functions[call.function](call)
+        except WindlassError as error:
+            self.core.end(call, ERRORS.index(type(error)), str(error))
+        except _GivenUp:
+            self.core.end(call, ERRORS.index(FunctionFailed), f"{call.what}: its function was given up")
+            raise
+        except BaseException as error:
+            _log.exception("%s: a function of the user's raised", call.what)
+            said = f"{call.what}: its function raised {type(error).__name__}: {error}; nothing was changed"
+            self.core.end(call, ERRORS.index(FunctionFailed), said)
+        else:
+            self.core.end(call)
+
+
+class Own:
+    """Finds what this process has used itself: for a server inside it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, object] = {}
+
+    def add(self, rule: UserRule, shape: tuple[int, ...]) -> None:
+        """Before an object with the rule is made."""
+        self._known[rule._name(shape)] = rule._found
+
+    def __call__(self, call: "UserCall") -> Callable[["UserCall"], None]:
+        return bound(self._known[call.text], call)
+
+
+class Allowed:
+    """Finds functions in modules that the settings of a server allow, and imports nothing else."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules: dict[str, Any] = {}
+        for name in modules:
+            try:
+                self._modules[name] = importlib.import_module(name)
+            except Exception as error:
+                raise InvalidArgument(f"allow: module {name!r} cannot be imported: {error}") from error
+
+    def __call__(self, call: "UserCall") -> Callable[["UserCall"], None]:
+        name = call.text.partition(" ")[0]
+        module, _, path = name.partition(":")
+        if module not in self._modules:
+            hint = "; a script is no module: put the rule into a file of its own" if module == "__main__" else ""
+            raise AccessDenied(
+                f"{call.what}: rule {name!r} is in module {module!r}, and this server allows "
+                f"{', '.join(map(repr, self._modules))}; start servers with --allow {module} (WINDLASS_ALLOW){hint}"
+            )
+        found: Any = self._modules[module]
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        return bound(found, call)
+
+
+def bound(found: object, call: "UserCall") -> Callable[["UserCall"], None]:
+    """What answers calls for the object that a call is about."""
+    name, _, text = call.text.partition(" ")
+    try:
+        options = json.loads(text) if text else {}
+        assert isinstance(options, dict)
+    except (ValueError, AssertionError):
+        raise InvalidArgument(f"{call.what}: rule {name!r} has malformed options") from None
+    if isinstance(found, RuleFunction):
+        return found.bind(call.layout, options.get("shape"), call.is_table)
+    if name.startswith(f"{_TORCH}:"):
+        from windlass._torch_rule import run_optimizer
+
+        return run_optimizer(found, options, call.layout, call.what)
+    raise AccessDenied(f"{call.what}: {name!r} is not a rule; expected a function with @wl.rule")
