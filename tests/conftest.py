@@ -7,12 +7,13 @@ one case of a parametrised test.
 """
 
 import contextlib
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
-from helpers import SHARED, Connect, new_app
+from helpers import HASTY_SECONDS, SHARED, Connect, new_app
 
 import windlass as wl
 from windlass.testing import Servers
@@ -130,3 +131,46 @@ def cluster(connect: Connect) -> Iterator[wl.Cluster]:
     """
     with connect() as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def allowing() -> Iterator[Callable[[str, bool], Servers]]:
+    """Pairs of servers that allow the rules and functions of own_rules.py, by socket kind; hasty: not for long."""
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parent))
+        found: dict[tuple[str, bool], Servers] = {}
+
+        def get(kind: str, hasty: bool = False) -> Servers:
+            if (kind, hasty) not in found:
+                options: dict[str, Any] = {"allow": "own_rules, own_compiled, torch.optim"}
+                if hasty:
+                    options = {"allow": "own_rules", "function_seconds": HASTY_SECONDS}
+                servers = Servers(2, kind=kind, threads=2, start_seconds=60.0, **options)
+                found[kind, hasty] = stack.enter_context(servers)
+            return found[kind, hasty]
+
+        yield get
+
+
+@pytest.fixture
+def own_servers(transport: str, allowing: Callable[[str, bool], Servers]) -> Servers | None:
+    """Servers that allow own_rules.py, by this test's transport."""
+    return None if transport == "embedded" else allowing(transport, False)
+
+
+@pytest.fixture
+def own(own_servers: Servers | None) -> Iterator[wl.Cluster]:
+    """A cluster on them."""
+    with wl.connect(threads=2) if own_servers is None else own_servers.connect(app=new_app()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hasty(
+    transport: str, allowing: Callable[[str, bool], Servers], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[wl.Cluster]:
+    """A cluster whose servers give functions little time."""
+    monkeypatch.setenv("WINDLASS_FUNCTION_SECONDS", str(HASTY_SECONDS))
+    embedded = transport == "embedded"
+    with wl.connect(threads=2) if embedded else allowing(transport, True).connect(app=new_app()) as cluster:
+        yield cluster

@@ -34,6 +34,7 @@ from windlass._errors import (
     WindlassError,
     WouldDeadlock,
 )
+from windlass._functions import Part, function
 from windlass._future import Future
 from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
@@ -96,6 +97,7 @@ __all__ = [
     "NonFinite",
     "Normal",
     "NotFound",
+    "Part",
     "ProtocolError",
     "Pulled",
     "ResourceExhausted",
@@ -120,6 +122,7 @@ __all__ = [
     "WouldDeadlock",
     "Zeros",
     "connect",
+    "function",
     "rule",
     "unique",
 ]

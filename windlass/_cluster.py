@@ -30,12 +30,13 @@ from windlass._step import Step
 from windlass._sync import ASP, BSP, OVERDUE_SECONDS, Sync, parse_sync
 from windlass._table import Table
 from windlass._tensor import Tensor
+from windlass._user_rules import UserRule
 from windlass._values import Values
 
 if TYPE_CHECKING:
     from windlass._desk import Ledgers
-    from windlass._user_code import Calls
     from windlass._scheduled import Attendance
+    from windlass._user_code import Calls
 
 _THREADS_MAX = 256
 _CLOSE_SECONDS = 5.0  # at most, after an error
@@ -411,14 +412,22 @@ class Cluster:
             self._engine.set_user_code(self._near_calls.core)
         return self._near_calls
 
-    def _rule_spec(self, rule: Rule, shape: tuple[int, ...], what: str) -> _core.RuleSpec:
+    def _rule_spec(self, rule: Rule, shape: tuple[int, ...], *, is_table: bool = False) -> _core.RuleSpec:
         """What the core is told of a rule; one of the user's must be found by servers."""
         spec = rule._spec(shape)
-        if self._remote is None and rule._kind == _core.RuleKind.FOREIGN:
-            self._engine.check()
-            self._calls.own.add(rule, shape)
-            self._calls.start()
+        if isinstance(rule, UserRule):
+            if self._remote is None:
+                rule._prepare(shape, is_table)
+            self._know(rule._name(shape), rule._found)
         return spec
+
+    def _know(self, name: str, found: object) -> None:
+        """A server inside the process finds what is used here; others find it themselves."""
+        if self._remote is not None:
+            return
+        self._engine.check()
+        self._calls.own.add(name, found)
+        self._calls.start()
 
     def lease(
         self,

@@ -38,6 +38,27 @@ class UserCall:
         """Whether only its name is asked for."""
 
     @property
+    def reads(self) -> bool:
+        """Whether it is a function that reads."""
+
+    @property
+    def arguments(self) -> bytes: ...
+
+    @property
+    def numbers(self) -> object:
+        """What a function reads: rows, as a copy."""
+
+    @property
+    def keys(self) -> object:
+        """Of a table's rows; else None."""
+
+    @property
+    def shard(self) -> int: ...
+
+    def give(self, result: bytes) -> None:
+        """What a function that reads has found."""
+
+    @property
     def text(self) -> str: ...
 
     @property
@@ -296,6 +317,9 @@ class Tensor:
 
     def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
 
+    def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        """A function of the user's, called with every shard: its results."""
+
     def snapshot(self, arrays: list, updates: object, timeout: float) -> None:
         """Weights, state arrays and counts of updates, written into these."""
 
@@ -352,6 +376,9 @@ class Table:
 
     def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool) -> None:
         """The same as part of a step; out must outlive it."""
+
+    def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        """A function of the user's, called with every shard: its results."""
 
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
 

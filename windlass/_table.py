@@ -9,6 +9,7 @@ from windlass import _core
 from windlass._arrays import ArrayLike, as_input, as_keys, core_dtype, is_torch
 from windlass._delay import check_delay, pull_ahead
 from windlass._errors import InvalidArgument
+from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Init
 from windlass._rules import Rule
@@ -76,7 +77,7 @@ class Table:
             cluster._session,
             name,
             dim,
-            cluster._rule_spec(rule, (dim,), self._what),
+            cluster._rule_spec(rule, (dim,), is_table=True),
             kind,
             a,
             b,
@@ -240,6 +241,16 @@ class Table:
         """Takes rows out, with their rule state; returns how many there were."""
         seconds = self._cluster._timeout if timeout is None else timeout
         return self._core.erase(as_keys(keys, self._what), seconds)
+
+    def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Has the servers call a function with @wl.function, with some rows at a time; the results, merged.
+
+        It sees this worker's own pushes, and waits for nobody else's.
+        """
+        seconds = self._cluster._timeout if timeout is None else timeout
+        if isinstance(function, Function):
+            self._cluster._know(function.name, function)
+        return call(self._core, self._what, function, args, kwargs, seconds)
 
     def export(self, chunk_rows: int = 65536, *, timeout: float | None = None) -> Iterator[Chunk]:
         """All rows, in chunks of at most `chunk_rows`, in an order that depends on the keys alone.

@@ -12,6 +12,7 @@ from windlass import _core, _snapshot
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
 from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
+from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Constant, Init
 from windlass._rules import Rule
@@ -91,7 +92,7 @@ class Tensor:
             name,
             list(shape),
             self._dtype,
-            cluster._rule_spec(rule, shape, self._what),
+            cluster._rule_spec(rule, shape),
             kind,
             a,
             b,
@@ -290,6 +291,16 @@ class Tensor:
         return Delayed(self, delay)
 
     # -- as it is kept ---------------------------------------------------------------------------------------------
+
+    def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Has the servers call a function with @wl.function, with each shard of the tensor; the results, merged.
+
+        It sees this worker's own pushes, and waits for nobody else's.
+        """
+        seconds = self._cluster._timeout if timeout is None else timeout
+        if isinstance(function, Function):
+            self._cluster._know(function.name, function)
+        return call(self._core, self._what, function, args, kwargs, seconds)
 
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
         """Weights, rule state and counts of updates as they are kept, with everything that this worker has pushed.

@@ -157,9 +157,7 @@ def _kept(optimizer: Any, options: dict[str, Any], shape: tuple[int, ...] | None
     return _Kept(tuple(arrays), tuple(others))
 
 
-def run_optimizer(
-    optimizer: Any, options: dict[str, Any], layout: Layout, what: str
-) -> "Callable[[UserCall], None]":
+def run_optimizer(optimizer: Any, options: dict[str, Any], layout: Layout, what: str) -> "Callable[[UserCall], None]":
     """What answers calls for a tensor."""
     import torch
 
@@ -170,8 +168,8 @@ def run_optimizer(
     kept = _kept(optimizer, given, shape)
     if kept.layout(layout[3]) != layout:
         raise InvalidArgument(
-            f"{what}: torch.optim.{optimizer.__name__} keeps {kept.layout(layout[3])} here (arrays, numbers per row and "
-            f"shard), and {layout} where the tensor is made: the two have different versions of torch"
+            f"{what}: torch.optim.{optimizer.__name__} keeps {kept.layout(layout[3])} here (arrays, numbers per row "
+            f"and shard), and {layout} where the tensor is made: the two have different versions of torch"
         )
 
     def apply(call: "UserCall") -> None:

@@ -5,6 +5,7 @@ is given up by whoever waits for it. The thread is then interrupted, if Python g
 place; what the function was working on was a copy.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from windlass import _core
 from windlass._errors import ERRORS, AccessDenied, FunctionFailed, InvalidArgument, WindlassError
-from windlass._user_rules import RuleFunction, UserRule
+from windlass._functions import Function
+from windlass._user_rules import RuleFunction
 
 if TYPE_CHECKING:
     from windlass._core import UserCall
@@ -105,8 +107,10 @@ class Calls:
         """Runs what is asked for; whatever it raises is the caller's to see, and in the log."""
         try:
             if call.finds:
-                self._functions.append(self._find(call))
+                self._functions.append(bound(self._find(call), call))
                 call.function = len(self._functions) - 1
+            elif call.reads:
+                self._reader(call)._run(call)
             else:
                 self._functions[call.function](call)
         except WindlassError as error:
@@ -121,6 +125,12 @@ class Calls:
         else:
             self.core.end(call)
 
+    def _reader(self, call: "UserCall") -> Function:
+        found = self._find(call)
+        if not isinstance(found, Function):
+            raise AccessDenied(f"{call.what}: {call.text!r} is not a function with @wl.function")
+        return found
+
 
 class Own:
     """Finds what this process has used itself: for a server inside it."""
@@ -128,12 +138,12 @@ class Own:
     def __init__(self) -> None:
         self._known: dict[str, object] = {}
 
-    def add(self, rule: UserRule, shape: tuple[int, ...]) -> None:
-        """Before an object with the rule is made."""
-        self._known[rule._name(shape)] = rule._found
+    def add(self, name: str, found: object) -> None:
+        """Before it is asked for."""
+        self._known[name] = found
 
-    def __call__(self, call: "UserCall") -> Callable[["UserCall"], None]:
-        return bound(self._known[call.text], call)
+    def __call__(self, call: "UserCall") -> object:
+        return self._known[call.text]
 
 
 class Allowed:
@@ -146,20 +156,24 @@ class Allowed:
                 self._modules[name] = importlib.import_module(name)
             except Exception as error:
                 raise InvalidArgument(f"allow: module {name!r} cannot be imported: {error}") from error
+            for found in vars(self._modules[name]).values():
+                for dims in (1, 2):  # of tensors, and of tables
+                    with contextlib.suppress(Exception):  # it may be for one of them only
+                        found.compile(dims) if isinstance(found, RuleFunction) else None
 
-    def __call__(self, call: "UserCall") -> Callable[["UserCall"], None]:
+    def __call__(self, call: "UserCall") -> object:
         name = call.text.partition(" ")[0]
         module, _, path = name.partition(":")
         if module not in self._modules:
-            hint = "; a script is no module: put the rule into a file of its own" if module == "__main__" else ""
+            hint = "; a script is no module: put it into a file of its own" if module == "__main__" else ""
             raise AccessDenied(
-                f"{call.what}: rule {name!r} is in module {module!r}, and this server allows "
+                f"{call.what}: {name!r} is in module {module!r}, and this server allows "
                 f"{', '.join(map(repr, self._modules))}; start servers with --allow {module} (WINDLASS_ALLOW){hint}"
             )
         found: Any = self._modules[module]
         for part in path.split("."):
             found = getattr(found, part, None)
-        return bound(found, call)
+        return found
 
 
 def bound(found: object, call: "UserCall") -> Callable[["UserCall"], None]:
@@ -171,7 +185,7 @@ def bound(found: object, call: "UserCall") -> Callable[["UserCall"], None]:
     except (ValueError, AssertionError):
         raise InvalidArgument(f"{call.what}: rule {name!r} has malformed options") from None
     if isinstance(found, RuleFunction):
-        return found.bind(call.layout, options.get("shape"), call.is_table)
+        return found.bind(call.layout, options.get("shape"))
     if name.startswith(f"{_TORCH}:"):
         from windlass._torch_rule import run_optimizer
 

@@ -51,6 +51,9 @@ class UserRule(Rule):
         """What servers would find by its name."""
         raise NotImplementedError
 
+    def _prepare(self, shape: tuple[int, ...], is_table: bool) -> None:
+        """Before an object is made of which this process is the server."""
+
     @property
     def _kind(self) -> _core.RuleKind:
         return _core.RuleKind.FOREIGN
@@ -72,9 +75,9 @@ def rule(
     """Makes a rule of a function, which servers call with arrays that it changes in place.
 
     The parameters are found by their names: ``w`` the weights, ``g`` the gradient of this update, names of `state` and
-    `row_state`, ``count`` how many updates there were with this one. All others are numbers: those without a default are
-    given when the rule is made, and each can travel with a push. One that is called ``lr`` is the step size. A function
-    that returns an array returns the new weights.
+    `row_state`, ``count`` how many updates there were with this one. All others are numbers: those without a default
+    are given when the rule is made, and each can travel with a push. One that is called ``lr`` is the step size. A
+    function that returns an array returns the new weights.
 
     On a tensor it is called with some of the elements, (n,), of one shard; on a table with some rows, (n, dim), and
     ``count`` is (n, 1).
@@ -139,7 +142,7 @@ class RuleFunction:
             (name, float) if default is inspect.Parameter.empty else (name, float, default)
             for name, default in numbers.items()
         ]
-        self._rule: type[_FunctionRule] = dataclasses.make_dataclass(  # type: ignore[assignment]
+        self._rule: type[_FunctionRule] = dataclasses.make_dataclass(
             self.__name__, fields, bases=(_FunctionRule,), frozen=True, namespace={"_function": self}
         )
 
@@ -172,7 +175,9 @@ class RuleFunction:
         if arrays not in ("numpy", "torch"):
             raise InvalidArgument(f'{self._what}: arrays must be "numpy" or "torch", not {arrays!r}')
 
-    def _parameters(self, function: Callable[..., Any], kept: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    def _parameters(
+        self, function: Callable[..., Any], kept: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """All parameters in order, and those that are numbers with their defaults."""
         parameters = inspect.signature(function).parameters
         numbers: dict[str, Any] = {}
@@ -190,17 +195,27 @@ class RuleFunction:
         rows = self._rows or bool(self._row_state)
         return (len(self._state), len(self._row_state), 0, self._whole, rows, self._init is not None)
 
-    def bind(self, layout: Layout, shape: Sequence[int] | None, is_table: bool) -> "Callable[[UserCall], None]":
-        """What answers calls for an object, whose maker says what it keeps. Compiled now, where it can be."""
+    def bind(self, layout: Layout, shape: Sequence[int] | None) -> "Callable[[UserCall], None]":
+        """What answers calls for an object, whose maker says what it keeps."""
         if layout != self.layout():
             raise InvalidArgument(
                 f"{self._what} keeps {self.layout()} here (arrays, numbers per row and shard, whole, rows, init), and "
                 f"{layout} where the object is made: the two have different versions of it"
             )
-        bound = _Bound(self, tuple(shape) if shape is not None and self._whole else None)
-        if hasattr(self._function, "py_func"):
-            bound.try_out(is_table)
-        return bound
+        return _Bound(self, tuple(shape) if shape is not None and self._whole else None)
+
+    def compile(self, dims: int) -> None:
+        """Has it compiled for arrays of so many dimensions, where it can be: no push should have to wait for that."""
+        if not hasattr(self._function, "py_func"):
+            return
+        shape = (2,) * dims
+        known: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in ("w", "g", *self._state)}
+        known |= dict(zip(self._row_state, np.zeros((2, len(self._row_state)), np.float32).T, strict=True))
+        known |= dict.fromkeys(self._numbers, 0.5)
+        known["count"] = np.ones((2, 1), np.int64) if dims == 2 and not self._whole else 1
+        if self._init is not None:
+            self._init(*(known[name] for name in self._init_wants))
+        self._function(*(known[name] for name in self._wants))
 
 
 def without_gil(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,7 +239,7 @@ class _Bound:
 
     def __call__(self, call: "UserCall") -> None:
         of = self._of
-        counts = call.counts
+        counts: Any = call.counts
         if counts is not None or of._rows or of._row_state:
             shape: tuple[int, ...] = (call.rows, call.row)
         else:
@@ -263,17 +278,6 @@ class _Bound:
 
         return torch.from_numpy(value)
 
-    def try_out(self, is_table: bool) -> None:
-        """Has it compiled for the arrays that it will get: the first push should not have to wait for that."""
-        of = self._of
-        shape = (2, 2) if is_table or of._rows or of._row_state else (4,) if self._shape is None else self._shape
-        known: dict[str, Any] = {name: np.zeros(shape, np.float32) for name in ("w", "g", *of._state)}
-        known |= dict(zip(of._row_state, np.zeros((2, len(of._row_state)), np.float32).T, strict=True))
-        known |= dict.fromkeys(of._numbers, 0.5)
-        known["count"] = np.ones((2, 1), np.int64) if is_table else 1
-        self._begin(known)
-        of._function(*(known[name] for name in of._wants))
-
 
 @dataclasses.dataclass(frozen=True)
 class _FunctionRule(UserRule):
@@ -307,3 +311,7 @@ class _FunctionRule(UserRule):
     @property
     def _found(self) -> object:
         return self._function
+
+    def _prepare(self, shape: tuple[int, ...], is_table: bool) -> None:
+        of = self._function
+        of.compile(len(shape) if of._whole else 2 if is_table or of._rows or of._row_state else 1)

@@ -30,9 +30,13 @@ inline constexpr int kForeignVectorsMax = 8;  // the same of a rule of the user'
 inline constexpr int kForeignRowScalarsMax = 16;
 inline constexpr uint32_t kForeignShardScalarsMax = 1u << 24;
 inline constexpr size_t kForeignNameBytesMax = 4096;
-inline constexpr uint64_t kWholeBytesMax = uint64_t{256} << 20;  // of a tensor that is one shard
-inline constexpr int kRuleHyperMax = 8;                          // numbers that travel with a push
-inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;     // with the weights of the push and of its object
+inline constexpr uint32_t kCallBytesMax = 1u << 20;                // a function's name and arguments
+inline constexpr size_t kCallRowsBytes = size_t{16} << 20;         // rows of a table that one call gets
+inline constexpr size_t kResultBytesMax = size_t{16} << 20;        // what one call returns
+inline constexpr uint64_t kResultsBytesMax = uint64_t{256} << 20;  // all calls of a request together
+inline constexpr uint64_t kWholeBytesMax = uint64_t{256} << 20;    // of a tensor that is one shard
+inline constexpr int kRuleHyperMax = 8;                            // numbers that travel with a push
+inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;       // with the weights of the push and of its object
 
 // Work.
 inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone

@@ -195,7 +195,9 @@ Status Session::attach(const ObjectSpec& spec, const Map& map, const std::string
     const Status status = attach->ask(wire::Op::kAttach, run.server, both, what, deadline_ns);
     if (status.ok()) continue;
     // Nothing stays behind of an object that cannot be everywhere: neither memory nor its name.
-    if (status.code() == Code::kResourceExhausted) {
+    const bool refused = status.code() == Code::kAccessDenied || status.code() == Code::kInvalidArgument ||
+                         status.code() == Code::kFunctionFailed;  // a rule of the user's that is not known there
+    if (refused || status.code() == Code::kResourceExhausted) {
       for (uint32_t server = 0; server < links->servers().size(); ++server) {
         const Ref<Exchange> detach(new Exchange(links));
         (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);

@@ -76,6 +76,8 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   // Starts a request: *call->finish() or *call->wait() says how it went.
   Status start(const TableRequest& request, How how, Ref<TableCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   Status rows(int64_t deadline_ns, uint64_t* out);
+  // A function of the user's, called with some rows at a time; its results. Waits at no gate.
+  Status call(const wire::CallItem& item, int64_t deadline_ns, std::vector<std::string>* results);
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
   // Where an export has got to. A row that is there from start to end is exported once, whatever else grows or goes.

@@ -119,6 +119,8 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   // Sets them. No contribution and no update: it closes nothing, waits at no gate, and what waits for its update is
   // then applied to the new weights. Numbered like a push.
   Status put(const PlaneArrays& from, int64_t deadline_ns);
+  // A function of the user's, called with every shard as it is; its results. Waits at no gate.
+  Status call(const wire::CallItem& item, int64_t deadline_ns, std::vector<std::string>* results);
 
  private:
   Status check_finite(const What& what, const PlaneArrays& from) const;

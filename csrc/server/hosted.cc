@@ -89,8 +89,9 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   WL_RETURN_IF_ERROR(spec.shards(&shards));
   std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
-  const std::string what = std::string(spec.is_table ? "table '" : "tensor '") + spec.own_name() + "'";
-  WL_RETURN_IF_ERROR(server.find_rule(what, spec.is_table, spec.is_table ? spec.table.rule : spec.tensor.rule, &made->foreign_));
+  made->user_code_ = server.user_code();
+  WL_RETURN_IF_ERROR(server.find_rule(made->what(), spec.is_table, spec.is_table ? spec.table.rule : spec.tensor.rule,
+                                      &made->foreign_));
   if (spec.is_table) {
     std::unique_ptr<Table> table;
     WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));
@@ -206,8 +207,10 @@ void Hosted::turn_away(const Order& o, Reply* reply) const {
   turn_away(o, home, reply);
 }
 
-Status Hosted::refused(Code code, const std::string& why) const {
-  return Status(code, std::string(spec_.is_table ? "table '" : "tensor '") + spec_.own_name() + "': " + why);
+Status Hosted::refused(Code code, const std::string& why) const { return Status(code, what() + ": " + why); }
+
+std::string Hosted::what() const {
+  return std::string(spec_.is_table ? "table '" : "tensor '") + spec_.own_name() + "'";
 }
 
 Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
@@ -229,6 +232,7 @@ Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kInvalidArgument, std::string(name_of(o.op())) + " in arenas, but an array is missing");
   }
   if ((o.part.flags & wire::kEmpty) != 0 && o.op() == Op::kPush) return {};
+  if (o.op() == Op::kCall) return check_call(o);
   return spec_.is_table ? check_table(o, out_bytes) : check_tensor(o, out_bytes);
 }
 
@@ -289,6 +293,12 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
     *out_bytes = o.lying != nullptr ? 0 : elements * size_of(dtype_out(o));
   }
   return {};
+}
+
+Status Hosted::check_call(const Order& o) const {
+  wire::CallItem item;
+  const Status status = wire::decode(o.items, o.part.items_bytes, &item);
+  return status.ok() ? status : refused(status.code(), status.message());
 }
 
 Status Hosted::check_put(const Order& o) const {
@@ -678,6 +688,16 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
     case Op::kFingerprint:
       reply->part.value = table_ != nullptr ? table_->fingerprint(index) : tensor_of(index).fingerprint(index);
       return {};
+    case Op::kCall: {
+      wire::CallItem item;
+      WL_RETURN_IF_ERROR(wire::decode(o.items, o.part.items_bytes, &item));
+      uint64_t from = o.part.value;
+      bool more = false;
+      reply->call = read_part(what(), item, target(index), &from, &more);
+      if (more) reply->part.flags |= wire::kMore;
+      reply->part.value = from;
+      return {};
+    }
     case Op::kRows: reply->part.value = table_->rows(index); return {};
     case Op::kSnapshot: {
       for (const Tensor::Piece& piece : tensor_of(index).pieces_of(index)) {

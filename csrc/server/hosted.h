@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "server/arenas.h"
+#include "server/function.h"
 #include "server/room.h"
 #include "server/rounds.h"
 #include "server/server.h"
@@ -69,7 +70,15 @@ struct Reply {
   wire::Part part;
   std::string items;
   uint64_t numbers_bytes = 0;
+  UserCode::Ref call;  // a function that is to run first, without the turn
 
+  // Without the turn: runs the function, whose result are the items.
+  void finish(UserCode* code) {
+    if (call == nullptr) return;
+    const UserCode::Ref ran = std::move(call);
+    if (const Status status = run_part(code, ran); !status.ok()) return refuse(status);
+    items = std::move(ran->result);
+  }
   void refuse(const Status& status) {
     part.status = static_cast<uint8_t>(status.code());
     items = status.message();
@@ -121,6 +130,7 @@ class Hosted {
   // The refusal of an order for a shard that has never been here.
   void turn_away(const Order& order, Reply* reply) const;
 
+  UserCode* user_code() const { return user_code_; }
   Room& room() const { return *company_.room; }
   const std::shared_ptr<Crowd>& crowd() const { return company_.crowd; }
   // With the turn: everybody who is waited for, anew.
@@ -161,9 +171,11 @@ class Hosted {
   Status check_tensor(const Order& order, uint64_t* out_bytes) const;
   Status check_table(const Order& order, uint64_t* out_bytes) const;
   Status check_put(const Order& order) const;
+  Status check_call(const Order& order) const;
   Status check_lying(const Order& order) const;
   bool finite(const Order& order, uint64_t elements) const;
   bool finite_rows(const Order& order) const;
+  std::string what() const;  // in words
   Status refused(Code code, const std::string& why) const;
   void add_gate(Shard& shard);
   uint64_t seen(const Order& order, const Shard& shard) const;
@@ -182,6 +194,7 @@ class Hosted {
   const Company company_;
   Run run_;
   std::shared_ptr<ForeignRule> foreign_;  // where its rule is the user's
+  UserCode* user_code_ = nullptr;
   std::atomic<bool> used_{false};
   std::shared_ptr<Tensor> tensor_;  // one of the two
   std::shared_ptr<Table> table_;

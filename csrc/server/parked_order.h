@@ -59,7 +59,8 @@ class ParkedOrder final : public Waiting {
     return frame;
   }
   // Without the turn.
-  void add_to(Answers* answers) const {
+  void add_to(Answers* answers) {
+    reply_.finish(object_->user_code());
     std::byte* const to = answers->open(reply_.numbers_bytes);
     if (to == nullptr) return;  // it will be asked again
     if (reply_.numbers_bytes != 0) std::memcpy(to, out_.data(), reply_.numbers_bytes);

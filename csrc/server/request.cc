@@ -258,14 +258,14 @@ void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
     out = lies() ? about.lying.out : answers->open(out_bytes);
     if (out == nullptr && !lies()) return;
   }
-  if (!parked) answers->add(reply);
+  if (parked) return;
+  reply.finish(about.object->user_code());
+  answers->add(reply);
 }
 
 void answer_all(Freed* freed) {
   if (freed->empty()) return;
-  const auto of = [](const std::unique_ptr<Waiting>& w) -> const ParkedOrder& {
-    return static_cast<const ParkedOrder&>(*w);
-  };
+  const auto of = [](const std::unique_ptr<Waiting>& w) -> ParkedOrder& { return static_cast<ParkedOrder&>(*w); };
   const auto key = [&](const std::unique_ptr<Waiting>& w) {
     return std::tuple(&of(w).from(), -int{of(w).order().header.priority}, of(w).request());
   };

@@ -27,7 +27,8 @@ void Server::set_user_code(std::shared_ptr<UserCode> code) {
   user_code_ = std::move(code);
 }
 
-Status Server::find_rule(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
+Status Server::find_rule(const std::string& what, bool is_table, const RuleSpec& rule,
+                         std::shared_ptr<ForeignRule>* out) {
   if (rule.kind != RuleKind::kForeign) return {};
   if (user_code_ == nullptr)
     return Status(Code::kAccessDenied, what + ": " + describe(rule) +

@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kSpareMax = 4;
 constexpr size_t kSpareBytesMax = size_t{64} << 20;
 constexpr size_t kLine = 64;
+constexpr int64_t kFindNs = 60'000'000'000;
 
 // A time of os::now_ns() as condition variables want it.
 template <class Predicate>
@@ -81,8 +82,7 @@ class FoundRule final : public ForeignRule {
   const uint64_t function_;
 };
 
-Status UserCode::find(const std::string& what, bool is_table, const RuleSpec& rule,
-                      std::shared_ptr<ForeignRule>* out) {
+Status UserCode::find(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
   const auto call = std::make_shared<Call>();
   call->kind = Call::kFind;
   call->text = rule.foreign.name;
@@ -118,14 +118,16 @@ Status UserCode::run(const Ref& call) {
 }
 
 Status UserCode::wait_for(const Ref& call) {
-  const int64_t deadline = os::now_ns() + limit_ns_;
+  // Nobody's shard waits while a rule is looked for.
+  const int64_t limit = call->kind == Call::kFind ? std::max(limit_ns_, kFindNs) : limit_ns_;
+  const int64_t deadline = os::now_ns() + limit;
   std::unique_lock lock(mutex_);
   if (closed_) return Status(Code::kClosed, call->what + ": functions of the user's are no longer run here");
   calls_.push_back(call);
   came_.notify_one();
   if (wait_until(ended_, lock, deadline, [&] { return call->state_ == Call::kDone; })) return call->status_;
   char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit_ns_) / 1e9);
+  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) / 1e9);
   if (call->state_ == Call::kWaiting) {
     std::erase(calls_, call);
     return Status(Code::kFunctionFailed, call->what + ": its function was not called within " + seconds +

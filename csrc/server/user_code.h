@@ -27,9 +27,19 @@ namespace windlass {
 
 class UserCode : public std::enable_shared_from_this<UserCode> {
  public:
+  // What a function that reads gets of a shard, as a copy.
+  struct Part {
+    std::string arguments;
+    std::vector<std::byte> numbers;
+    Dtype dtype = Dtype::kFloat32;
+    std::vector<uint64_t> keys;  // of a table's rows
+    uint64_t row = 1, first = 0;
+    uint32_t shard = 0;
+    bool is_table = false;
+  };
   struct Call {
-    enum Kind : uint8_t { kFind, kApply } kind = kFind;
-    std::string text;       // kFind: the name of a rule
+    enum Kind : uint8_t { kFind, kApply, kRead } kind = kFind;
+    std::string text;       // kFind, kRead: a name
     Foreign foreign;        // kFind: all that is known of it
     std::string what;       // the object, for messages
     bool is_table = false;  // kFind
@@ -37,6 +47,8 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
     ForeignRule::Size size;
     ForeignCall arrays;
     Buffer memory;
+    Part part;                          // kRead
+    std::string result;                 // likewise
     std::atomic<bool> given_up{false};  // nobody waits for it any more
 
    private:

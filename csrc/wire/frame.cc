@@ -51,6 +51,7 @@ const char* name_of(Op op) {
     case Op::kEnter: return "enter";
     case Op::kPut: return "put";
     case Op::kSnapshot: return "snapshot";
+    case Op::kCall: return "call";
   }
   return "?";
 }
@@ -109,6 +110,26 @@ Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
   if (item.dtype_in > most || item.dtype_out > most) return Status(Code::kInvalidArgument, "step: an unknown dtype");
   *out = item;
   return {};
+}
+
+std::string encode(const CallItem& item) {
+  Writer w;
+  w.put(static_cast<uint16_t>(item.name.size()));
+  w.put_bytes(item.name);
+  w.put_bytes(item.arguments);
+  return w.take();
+}
+
+Status decode(const std::byte* items, uint32_t bytes, CallItem* item) {
+  Reader r(items, bytes);
+  const size_t name = r.get<uint16_t>();
+  if (name > limits::kForeignNameBytesMax || bytes > limits::kCallBytesMax)
+    return Status(Code::kInvalidArgument, "call: a name of at most " + std::to_string(limits::kForeignNameBytesMax) +
+                                              " bytes and " + std::to_string(limits::kCallBytesMax) + " in all, not " +
+                                              std::to_string(name) + " and " + std::to_string(bytes));
+  item->name = printable(r.get_bytes(name));
+  item->arguments = r.get_bytes(r.left());
+  return r.ok() && !item->name.empty() ? Status() : Status(Code::kInvalidArgument, "call: malformed");
 }
 
 Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* out) {

@@ -41,8 +41,9 @@ enum class Op : uint8_t {
   kEnter,
   kPut,
   kSnapshot,
+  kCall = 24,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSnapshot);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kCall);
 // Operations that are about no shard: one part with a body.
 constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);
@@ -165,6 +166,15 @@ inline uint32_t StepItem::bytes() const {
 }
 // Reads the first item of a part of a step; whatever is wrong with it is kInvalidArgument.
 Status decode(const std::byte* items, uint32_t bytes, StepItem* item);
+
+// What a part of a call asks for: a function of the user's, and its arguments. The items: name bytes u16, name,
+// arguments.
+struct CallItem {
+  std::string name;
+  std::string arguments;
+};
+std::string encode(const CallItem& item);
+Status decode(const std::byte* items, uint32_t bytes, CallItem* item);
 
 // What a part of a put brings: the items; the arrays of the shard that it names follow as its numbers
 // (tensor/planes.h).

@@ -84,8 +84,8 @@ class Servers:
             servers.kill(1)
 
     kind: "tcp", or "unix" for abstract Unix sockets. token: given to servers and to connect(). threads,
-    memory_bytes_max, arena_bytes_max, staging_bytes_max: as in `windlass server`. start_seconds: what they may take
-    until they listen.
+    memory_bytes_max, arena_bytes_max, staging_bytes_max, allow, function_seconds: as in `windlass server`.
+    start_seconds: what they may take until they listen.
 
     No server outlives this process, however it ends.
     """
@@ -100,6 +100,8 @@ class Servers:
         memory_bytes_max: int | None = None,
         arena_bytes_max: int | None = None,
         staging_bytes_max: int | None = None,
+        allow: str | None = None,
+        function_seconds: float | None = None,
         start_seconds: float = 30.0,
     ) -> None:
         if kind not in ("tcp", "unix"):
@@ -117,6 +119,10 @@ class Servers:
             self._options += ["--arena-bytes-max", str(arena_bytes_max)]
         if staging_bytes_max is not None:
             self._options += ["--staging-bytes-max", str(staging_bytes_max)]
+        if allow is not None:
+            self._options += ["--allow", allow]
+        if function_seconds is not None:
+            self._options += ["--function-seconds", str(function_seconds)]
         name = f"unix://@windlass-testing-{secrets.token_hex(8)}"
         self._listen = [f"{name}-{i}" if kind == "unix" else "tcp://127.0.0.1:0" for i in range(count)]
         self._servers: list[_Server] = []
