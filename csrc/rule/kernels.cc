@@ -8,6 +8,7 @@
 #include "rule/copy.h"
 #include "rule/fill.h"
 #include "rule/plain.h"
+#include "rule/reduce.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
 
@@ -236,6 +237,7 @@ const Kernels kKernels = {
     .stream = stream,
     .copy_rows = copy_rows,
     .fence = fence,
+    .reduce = reduce,
 };
 
 }  // namespace windlass::WL_ISA
