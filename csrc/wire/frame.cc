@@ -51,6 +51,7 @@ const char* name_of(Op op) {
     case Op::kEnter: return "enter";
     case Op::kPut: return "put";
     case Op::kSnapshot: return "snapshot";
+    case Op::kQuery: return "query";
   }
   return "?";
 }

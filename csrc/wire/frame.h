@@ -41,8 +41,9 @@ enum class Op : uint8_t {
   kEnter,
   kPut,
   kSnapshot,
+  kQuery = 22,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSnapshot);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kQuery);
 // Operations that are about no shard: one part with a body.
 constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);
