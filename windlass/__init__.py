@@ -38,6 +38,7 @@ from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
 from windlass._lease import Lease
 from windlass._local import Elastic, Local
+from windlass._query import Histogram, TopK
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._snapshot import Snapshot
@@ -45,6 +46,7 @@ from windlass._step import Step
 from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
 from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
+from windlass._where import Expression, key, row
 
 __version__ = "0.1.0"
 
@@ -80,8 +82,10 @@ __all__ = [
     "Constant",
     "Delayed",
     "Elastic",
+    "Expression",
     "ForkedProcess",
     "Future",
+    "Histogram",
     "Init",
     "InternalError",
     "InvalidArgument",
@@ -109,11 +113,14 @@ __all__ = [
     "Table",
     "Tensor",
     "Timeout",
+    "TopK",
     "Uniform",
     "Version",
     "WindlassError",
     "WouldDeadlock",
     "Zeros",
     "connect",
+    "key",
+    "row",
     "unique",
 ]
