@@ -73,7 +73,6 @@ class LocalQuery final : public QueryCall {
   }
   void leave_gate(uint32_t part) override { Call::leave_gate(shard(part), part); }
   bool may_leave_gate() const override { return true; }
-  void give_way() override { cancel(); }
   std::string stuck() const override {
     for (uint32_t part = 0; part < shards_.size(); ++part) {
       if (is_waiting(part)) return stuck_at_gate(shard(part), asked(part));
@@ -95,15 +94,14 @@ class RemoteQuery final : public QueryCall, public Remote {
  protected:
   // Work.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
-  void cancel() override { give_way(); }
+  void cancel() override {
+    bool any = false;
+    withdraw(true, Status(Code::kCancelled, what() + ": cancelled"), &any);
+  }
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
 
   // Call.
-  void give_way() override {
-    bool any = false;
-    withdraw(true, Status(Code::kCancelled, what() + ": cancelled"), &any);
-  }
   std::string stuck() const override { return Remote::stuck(); }
   Status launch(How how, int64_t deadline_ns) override {
     const Handle& handle = *asked_of_.handle;
@@ -167,7 +165,9 @@ Status ask(const Asked& asked, const std::string& bytes, int64_t deadline_ns, st
   const Ref<QueryCall> call = handle.remote() ? Ref<QueryCall>(new RemoteQuery(asked, std::move(query), bytes))
                                               : Ref<QueryCall>(new LocalQuery(asked, std::move(query)));
   WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait, deadline_ns));
-  WL_RETURN_IF_ERROR(call->finish(deadline_ns));
+  const Status status = call->finish(deadline_ns);
+  if (status.code() == Code::kTimeout) call->cancel();  // nobody wants it any more
+  WL_RETURN_IF_ERROR(status);
   *answer = call->take();
   return {};
 }

@@ -202,6 +202,12 @@ TEST(of_equal_scores_the_smaller_key_is_the_better_and_nan_the_worst) {
   CHECK(keys_of(low.take()) == "1579");
 }
 
+TEST(even_the_worst_is_among_the_best_of_few) {
+  Top top(4, true);
+  top.add(~uint64_t{0}, NAN);
+  CHECK_EQ(top.take().size(), 1u);
+}
+
 TEST(the_best_are_found_however_many_are_wanted) {
   test::Random random(test::seed());
   for (const uint64_t k : {1, 2, 100, 3000, 20'000}) {

@@ -29,7 +29,7 @@ class Top {
   }
   void add(uint64_t key, double score) {
     const Candidate c{rank_of(score), key};
-    if (!(c < worst_)) return;
+    if (pruned_ && !(c < worst_)) return;
     found_.push_back(c);
     if (found_.size() >= 2 * k_ + kSpare) prune();
   }
@@ -71,12 +71,14 @@ class Top {
     std::nth_element(found_.begin(), end - 1, found_.end());
     found_.erase(end, found_.end());
     worst_ = found_.back();
+    pruned_ = true;
   }
 
   const uint64_t k_;  // at least 1
   const bool largest_;
   std::vector<Candidate> found_;
-  Candidate worst_{kNan, ~uint64_t{0}};  // who is not better than this is not wanted
+  bool pruned_ = false;
+  Candidate worst_{};  // once it is: who is not better than this is not wanted
 };
 
 }  // namespace windlass
