@@ -187,6 +187,11 @@ class Version:
 
     def __repr__(self) -> str: ...
 
+class TensorKeys:
+    """Walks the numbers of rows in chunks."""
+
+    def next(self, most: int, timeout: float) -> NDArray[numpy.uint64]: ...
+
 class Tensor:
     """A session's handle on a tensor."""
 
@@ -235,6 +240,12 @@ class Tensor:
     def shard_elements(self) -> int:
         """Elements of a shard; the last may have fewer."""
 
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
+
+    def keys(self, where: bytes) -> TensorKeys:
+        """The numbers of rows for which an expression holds."""
+
     @property
     def remote(self) -> bool: ...
 
@@ -262,7 +273,13 @@ class Table:
     def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool) -> None:
         """The same as part of a step; out must outlive it."""
 
-    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
+    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
+        """
+        Takes rows out, or those for which an expression holds; returns how many.
+        """
+
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
 
     def rows(self, timeout: float) -> int: ...
 
@@ -277,7 +294,8 @@ class Table:
         The server that has a shard, as this client knows, and since which term.
         """
 
-    def export(self) -> Export: ...
+    def export(self, where: bytes, keys_only: bool) -> Export:
+        """All rows, or those for which an expression holds."""
 
 class Departure:
     """A shard that leaves for another server."""

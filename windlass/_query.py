@@ -47,9 +47,12 @@ class Queries:
 
     if TYPE_CHECKING:
         _cluster: Cluster
-        _core: Any
         _patience: Patience
         _what: str
+
+    def _ask(self, query: bytes, timeout: float) -> bytes:
+        """What the servers answer, as bytes."""
+        raise NotImplementedError
 
     def _row_numbers(self) -> int:
         """How many numbers a row has."""
@@ -230,8 +233,7 @@ class Queries:
         condition = self._condition(verb, where)
         head = HEAD.pack(function, bool(largest), len(condition), len(score), number)
         seconds = self._patience.pull if timeout is None else timeout
-        answer: bytes = self._core.query(head + condition + score + rest, seconds)
-        return answer
+        return self._ask(head + condition + score + rest, seconds)
 
     def _check_chunk(self, verb: str, chunk_rows: int) -> None:
         if chunk_rows < 1:

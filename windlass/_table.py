@@ -276,6 +276,9 @@ class Table(Queries):
                 return
             yield Chunk(keys, weights)
 
+    def _ask(self, query: bytes, timeout: float) -> bytes:
+        return self._core.query(query, timeout)
+
     def _row_numbers(self) -> int:
         return self.dim
 

@@ -350,6 +350,9 @@ class Tensor(Queries):
         """A checksum of weights and rule state; equal for equal contents, however they came about."""
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
 
+    def _ask(self, query: bytes, timeout: float) -> bytes:
+        return self._core.query(query, timeout)
+
     def _row_numbers(self) -> int:
         return math.prod(self._shape[1:])
 
