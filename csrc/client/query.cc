@@ -107,7 +107,7 @@ class RemoteQuery final : public QueryCall, public Remote {
     const Handle& handle = *asked_of_.handle;
     make_trips({.op = wire::Op::kQuery,
                 .object = handle.map().object,
-                .bytes = bytes_.size() * shards_.size() + query_.k * sizeof(Top::Scored),
+                .bytes = query_.counts_all() ? 0 : limits::kBulkBytesMin,  // small requests need not wait for it
                 .deadline_ns = deadline_ns},
                *handle.owners(), shards_);
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));

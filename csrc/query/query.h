@@ -52,6 +52,7 @@ struct Query {
   static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Query* out);
   // Whether it has to be asked row by row.
   bool by_row() const { return function == Function::kCount || function == Function::kTop || !where.empty(); }
+  bool counts_all() const { return function == Function::kCount && where.empty(); }
   // Whether the value is an int64.
   bool exact() const {
     return rows.dtype == Dtype::kInt64 &&
@@ -64,6 +65,7 @@ class Tally {
   explicit Tally(const Query& query);
 
   void add(const Block& block);
+  void add_rows(uint64_t n) { seen_ += n; }  // of a count of all rows, which need not be looked at
   // Numbers that lie one behind the other, of a query that is not by row.
   void add_run(const void* numbers, size_t n);
   std::string take();

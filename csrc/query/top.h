@@ -25,7 +25,10 @@ class Top {
   Top(uint64_t k, bool largest) : k_(k), largest_(largest) {}
 
   void add(const uint64_t* keys, const double* scores, size_t n) {
-    for (size_t i = 0; i < n; ++i) add(keys[i], scores[i]);
+    for (size_t i = 0; i < n; ++i) {
+      if (pruned_ && (largest_ ? scores[i] < bar_ : scores[i] > bar_)) continue;  // most are
+      add(keys[i], scores[i]);
+    }
   }
   void add(uint64_t key, double score) {
     const Candidate c{rank_of(score), key};
@@ -44,7 +47,7 @@ class Top {
   }
 
  private:
-  static constexpr size_t kSpare = 1024;
+  static constexpr size_t kSpare = 64;
   static constexpr uint64_t kNan = ~uint64_t{0};
   static constexpr uint64_t kSign = uint64_t{1} << 63;
 
@@ -71,6 +74,7 @@ class Top {
     std::nth_element(found_.begin(), end - 1, found_.end());
     found_.erase(end, found_.end());
     worst_ = found_.back();
+    bar_ = score_of(worst_.rank);
     pruned_ = true;
   }
 
@@ -78,6 +82,7 @@ class Top {
   const bool largest_;
   std::vector<Candidate> found_;
   bool pruned_ = false;
+  double bar_ = 0;     // the score of the worst
   Candidate worst_{};  // once it is: who is not better than this is not wanted
 };
 

@@ -38,6 +38,10 @@ RowType row_type_of(const Target& t) {
 
 std::string look(const Query& query, const Target& t) {
   Tally tally(query);
+  if (t.table != nullptr && query.counts_all()) {
+    tally.add_rows(t.table->rows(t.shard));
+    return tally.take();
+  }
   if (t.table != nullptr) {
     t.table->walk(t.shard, [&](const Block& block) { tally.add(block); });
     return tally.take();

@@ -10,10 +10,11 @@ class Table::Gathering {
  public:
   Gathering(const Table& table, const TableShard& shard) : table_(table), shard_(shard) {}
 
-  void add(uint64_t key, uint32_t row) {
+  void add(uint64_t key, uint32_t row) { add(key, table_.weights(shard_, row), table_.head(shard_, row)); }
+  void add(uint64_t key, const void* weights, const RowHead* head) {
     keys_[n_] = key;
-    rows_[n_] = table_.weights(shard_, row);
-    heads_[n_++] = table_.head(shard_, row);
+    rows_[n_] = weights;
+    heads_[n_++] = head;
   }
   bool full() const { return n_ == Block::kRowsMax; }
   Block block() const { return {keys_, rows_, heads_, n_}; }
@@ -36,12 +37,22 @@ void Table::walk(uint32_t shard, const std::function<void(const Block&)>& visit)
   places.assign(s.rows, kNobody);
   s.index.each([](uint64_t place, uint32_t row) { places[row] = place; });
   Gathering some(*this, s);
-  for (uint32_t row = 0; row < s.rows; ++row) {
-    if (places[row] == kNobody) continue;
-    some.add(key_of(shard, places[row]), row);
-    if (!some.full()) continue;
-    visit(some.block());
-    some.clear();
+  // Rows are asked for while their keys are put together.
+  const size_t ahead = std::min<size_t>(weight_stride_, 256);
+  for (uint32_t first = 0; first < s.rows; first += slab_mask_ + 1) {
+    const std::byte* const slab = this->slab(s, first);
+    const uint32_t n = std::min(slab_mask_ + 1, s.rows - first);
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint64_t place = places[first + i];
+      if (place == kNobody) continue;
+      const auto* const head = reinterpret_cast<const RowHead*>(slab + head_at_ + i * head_stride_);
+      const std::byte* const row = slab + i * weight_stride_;
+      for (size_t at = 0; at < ahead; at += 64) __builtin_prefetch(row + at, 0, 2);
+      some.add(key_of(shard, place), row, head);
+      if (!some.full()) continue;
+      visit(some.block());
+      some.clear();
+    }
   }
   if (some.block().n != 0) visit(some.block());
   if (places.capacity() * sizeof(uint64_t) > limits::kWalkKeptBytes) places = {};
