@@ -62,6 +62,17 @@ def test_top_k_gives_the_best_rows_in_order(cluster: wl.Cluster, largest: bool):
     assert len(table.top_k(2 * ROWS).keys) == ROWS
 
 
+def test_top_k_may_be_all_of_a_large_tensor(cluster: wl.Cluster):
+    tensor = cluster.tensor("w", 300_000, rule=wl.Assign())
+    x = rng(5).integers(0, 1000, 300_000).astype(np.float32)
+    tensor.push(x).wait()
+    rows = np.arange(len(x), dtype=np.uint64)
+    top = tensor.top_k(1_000_000, by=0)
+    np.testing.assert_array_equal(top.keys, best(rows, x, len(x)))
+    np.testing.assert_array_equal(top.scores, np.sort(x)[::-1])
+    np.testing.assert_array_equal(tensor.top_k(100_000, by=0, largest=False).keys, best(rows, x, 100_000, False))
+
+
 def test_of_equal_scores_the_smaller_key_comes_first_and_nan_last(cluster: wl.Cluster):
     table = cluster.table("t", 1, rule=wl.Assign())
     table.push([5, 3, 9, 1, 7], np.array([[2], [np.nan], [2], [-0.0], [0.0]], np.float32)).wait()
@@ -142,6 +153,8 @@ def test_delete_takes_out_what_satisfies_the_condition(cluster: wl.Cluster):
     kept &= ~gone
     assert len(table) == kept.sum()
     np.testing.assert_array_equal(np.sort(np.concatenate(list(table.keys()))), np.sort(keys[kept]))
+    with pytest.raises(wl.ShapeMismatch, match="keys"):
+        table.delete(None, where=wl.key >= 0)  # type: ignore[arg-type]
     assert table.delete(where=wl.key >= 0) == kept.sum()
     assert len(table) == 0
     assert table.delete(where=wl.key >= 0) == 0

@@ -1,6 +1,7 @@
 """Tables: maps from 64-bit keys to rows, which grow by themselves."""
 
 from collections.abc import Iterable, Iterator
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -240,7 +241,7 @@ class Table(Queries):
         return result
 
     def delete(
-        self, keys: "ArrayLike | None" = None, *, where: Expression | None = None, timeout: float | None = None
+        self, keys: "ArrayLike | EllipsisType" = ..., *, where: Expression | None = None, timeout: float | None = None
     ) -> int:
         """Takes rows out, with their rule state; returns how many there were.
 
@@ -249,7 +250,7 @@ class Table(Queries):
         """
         condition = self._condition("delete", where)
         seconds = self._cluster._timeout if timeout is None else timeout
-        if keys is not None:
+        if keys is not ...:  # None is no list of keys, and not all of them
             return self._core.erase(as_keys(keys, self._what), condition, seconds)
         if where is None:
             raise InvalidArgument(f"delete of {self._what}: which rows? Give keys, where=, or both")
