@@ -190,6 +190,7 @@ def test_rows_deleted_by_a_condition_while_others_push(cluster: wl.Cluster):
         while not stop.is_set():
             other.push(keys, np.ones((len(keys), 1), np.float32)).wait()
 
+    table.push(keys, np.ones((len(keys), 1), np.float32)).wait()
     thread = threading.Thread(target=push)
     thread.start()
     try:
