@@ -23,6 +23,7 @@ def examples(guide: Path) -> list[tuple[int, str]]:
     [
         ("consistency.md", 10),
         ("data.md", 5),
+        ("functions.md", 5),
         ("pytorch.md", 9),
         ("coming-from/ddp.md", 1),
         ("coming-from/torch-rpc.md", 2),

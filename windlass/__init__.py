@@ -40,6 +40,7 @@ from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
 from windlass._lease import Lease
 from windlass._local import Elastic, Local
+from windlass._query import Histogram, TopK
 from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
 from windlass._slots import Slots
 from windlass._snapshot import Snapshot
@@ -49,6 +50,7 @@ from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 from windlass._torch_rule import TorchRule
 from windlass._user_rules import rule
+from windlass._where import Expression, key, row
 
 __version__ = "0.1.0"
 
@@ -84,9 +86,11 @@ __all__ = [
     "Constant",
     "Delayed",
     "Elastic",
+    "Expression",
     "ForkedProcess",
     "FunctionFailed",
     "Future",
+    "Histogram",
     "Init",
     "InternalError",
     "InvalidArgument",
@@ -115,6 +119,7 @@ __all__ = [
     "Table",
     "Tensor",
     "Timeout",
+    "TopK",
     "TorchRule",
     "Uniform",
     "Version",
@@ -123,6 +128,8 @@ __all__ = [
     "Zeros",
     "connect",
     "function",
+    "key",
+    "row",
     "rule",
     "unique",
 ]

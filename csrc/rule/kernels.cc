@@ -9,6 +9,7 @@
 #include "rule/fill.h"
 #include "rule/not_ours.h"
 #include "rule/plain.h"
+#include "rule/reduce.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
 
@@ -242,6 +243,7 @@ const Kernels kKernels = {
     .stream = stream,
     .copy_rows = copy_rows,
     .fence = fence,
+    .reduce = reduce,
 };
 
 }  // namespace windlass::WL_ISA
