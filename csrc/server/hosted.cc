@@ -100,8 +100,8 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
   made->user_code_ = server.user_code();
-  WL_RETURN_IF_ERROR(server.find_rule(made->what(), spec.is_table, spec.is_table ? spec.table.rule : spec.tensor.rule,
-                                      &made->foreign_));
+  WL_RETURN_IF_ERROR(
+      server.find_rule(made->what(), spec.is_table ? spec.table.rule : spec.tensor.rule, &made->foreign_));
   if (spec.is_table) {
     std::unique_ptr<Table> table;
     WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));

@@ -88,7 +88,6 @@ Status UserCode::find(const std::string& what, bool is_table, const RuleSpec& ru
   call->text = rule.foreign.name;
   call->foreign = rule.foreign;
   call->what = what;
-  call->is_table = is_table;
   WL_RETURN_IF_ERROR(run(call));
   *out = std::make_shared<FoundRule>(shared_from_this(), what, call->function);
   return {};
