@@ -82,7 +82,7 @@ class FoundRule final : public ForeignRule {
   const uint64_t function_;
 };
 
-Status UserCode::find(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
+Status UserCode::find(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
   const auto call = std::make_shared<Call>();
   call->kind = Call::kFind;
   call->text = rule.foreign.name;
