@@ -10,6 +10,7 @@
 #include "rule/plain.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
+#include "rule/vector_ops.h"
 
 namespace windlass::WL_ISA {
 namespace {
@@ -236,6 +237,8 @@ const Kernels kKernels = {
     .stream = stream,
     .copy_rows = copy_rows,
     .fence = fence,
+    .vector = vector,
+    .dot = dot,
 };
 
 }  // namespace windlass::WL_ISA

@@ -136,13 +136,15 @@ void encode(const ObjectSpec& s, wire::Writer* w) {
   w->put(s.is_table ? s.table.seed : s.tensor.seed);
   const Sync& sync = s.sync();
   w->put(sync.kind);
-  w->put_bytes(std::string(3, '\0'));
+  w->put(uint8_t{0});
+  w->put(static_cast<uint16_t>(s.is_table ? 0 : s.tensor.like.size()));
   w->put(sync.number);
   w->put(sync.seconds);
   if (!s.is_table) {
     for (const uint64_t d : s.tensor.shape) w->put(d);
   }
   w->put_bytes(s.name);
+  if (!s.is_table) w->put_bytes(s.tensor.like);
 }
 
 Status decode(wire::Reader* r, ObjectSpec* s) {
@@ -154,12 +156,13 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   const auto a = r->get<double>(), b = r->get<double>();
   const auto seed = r->get<uint64_t>();
   const auto policy = r->get<uint8_t>();
-  r->get_bytes(3);
+  r->get<uint8_t>();
+  const size_t like = r->get<uint16_t>();
   const auto number = r->get<uint32_t>();
   const auto seconds = r->get<double>();
   if (!r->ok() || kind > 1 || dtype > static_cast<uint8_t>(Dtype::kFloat16) || reject > 1 ||
       rule >= static_cast<uint8_t>(RuleKind::kCount) || init > static_cast<uint8_t>(InitKind::kNormal) ||
-      dims > limits::kTensorDimsMax || policy >= Sync::kKinds)
+      dims > limits::kTensorDimsMax || policy >= Sync::kKinds || (kind == 1 && like != 0))
     return malformed("spec");
   s->is_table = kind == 1;
   const RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
@@ -170,12 +173,14 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   if (s->is_table) {
     s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {
-    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync};
+    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync, ""};
   }
   s->name = wire::printable(r->get_bytes(name));
+  if (!s->is_table) s->tensor.like = wire::printable(r->get_bytes(like));
   const size_t slash = s->name.find('/');
   if (!r->ok() || slash == std::string::npos) return malformed("spec");
   WL_RETURN_IF_ERROR(check_name("app", s->name.substr(0, slash)));
+  if (like != 0) WL_RETURN_IF_ERROR(check_name("like: tensor", s->tensor.like));
   return check_name(s->is_table ? "table" : "tensor", s->own_name());
 }
 
