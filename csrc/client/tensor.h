@@ -126,6 +126,7 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
  private:
   Status check_finite(const What& what, const PlaneArrays& from) const;
   Status check_other(VectorOp op, const TensorClient& other) const;
+  Status settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns);
   Status vector_here(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                      uint64_t* dots);
   Status vector_away(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,

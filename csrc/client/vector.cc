@@ -2,9 +2,10 @@
 //
 // Each shard is done on its own, where both of its halves are (server/vector.h). A write is numbered like a push to this
 // tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence sent there.
-// A server that has not got so far, or has no such shard, does nothing and says so: then those shards are tried again a
-// little later, under a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or
-// while the shards of tensors that are alike move.
+// A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's shards are
+// asked for themselves, which waits for those pushes and finds out where they are, and the operation is tried again under
+// a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or while the shards of
+// tensors that are alike move.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -189,6 +190,7 @@ Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* ot
   std::vector<uint32_t> left(cut_.shards);
   std::iota(left.begin(), left.end(), 0);
   const std::shared_ptr<TensorClient> alive = other != nullptr ? other->shared_from_this() : nullptr;
+  bool again = false;
   for (int64_t pause_ns = kPauseNs; !left.empty(); pause_ns = std::min(2 * pause_ns, kPauseNsMax)) {
     const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, op, a, std::move(left)));
     WL_RETURN_IF_ERROR(call->start(what, deadline_ns));
@@ -197,6 +199,8 @@ Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* ot
     left = call->apart();
     if (left.empty()) break;
     std::sort(left.begin(), left.end());
+    WL_RETURN_IF_ERROR(other->settle(what, left, deadline_ns));
+    if (!std::exchange(again, true)) continue;  // mostly that was all
     if (os::now_ns() + pause_ns >= deadline_ns) {
       const uint32_t shard = left[0];
       const auto server = [&](TensorClient& t) { return std::to_string(t.owners()->of(shard).server); };
@@ -208,6 +212,16 @@ Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* ot
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
   }
   return {};
+}
+
+// Until what this session has pushed to these shards is there, and it is known where they are.
+Status TensorClient::settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns) {
+  wire::VectorItem item;  // any question that waits for pushes, at no gate
+  item.operation = static_cast<uint8_t>(VectorOp::kDot);
+  item.object = map().object;
+  const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
+  const Ref<Exchange> exchange(new Exchange(links()));
+  return exchange->ask_shards(wire::Op::kVector, owners(), shards, sent(), 0, body, what.text(), deadline_ns);
 }
 
 // Inside the process: at the turns of the other tensor's shards their numbers are copied, then this tensor's shards are

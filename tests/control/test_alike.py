@@ -2,9 +2,7 @@
 
 import random
 import threading
-import time
 
-import numpy as np
 import pytest
 from brain import Brain, started
 from specs import table_spec
@@ -256,21 +254,3 @@ def test_a_tensor_is_opened_like_one_whose_shards_are_on_their_way():
             thread.join()
         for t in tensors:
             assert t.dot(tensors[0]) == 4 * SIZE
-
-
-def test_shards_that_stay_apart_are_named_when_time_is_up():
-    with LocalCluster(servers=2) as cluster, cluster.connect() as worker:
-        y = worker.tensor("y", SIZE, rule=wl.Sum(), dtype="int64")
-        x = worker.tensor("x", like=y)
-        at = y._core.owner(3)[0]
-        links = worker._attendance.links  # type: ignore[union-attr]
-        assert links is not None
-        links.moved(x._core.object, 3, 1 - at, 7)  # which nobody has done
-        begun = time.monotonic()
-        with pytest.raises(
-            wl.Timeout, match=rf"add of tensor 'y': shard 3 of 'y' is on server {at}, that of 'x' on server {1 - at}; .*"
-        ):
-            y.add(x, timeout=0.5)
-        assert time.monotonic() - begun < 2
-        y.scale(2)
-        np.testing.assert_array_equal(y.pull(), 0)
