@@ -132,7 +132,11 @@ def test_any_program_gives_what_numpy_gives(data: st.DataObject) -> None:
             i, j = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
             a = data.draw(st.integers(-3, 3) if dtype == "int64" else st.floats(-4, 4, width=16))
             k = np.dtype(dtype).type(a)
-            y, x, op = tensors[i], tensors[j], data.draw(st.sampled_from("axpy scale copy_from add multiply fill".split()))
+            y, x, op = (
+                tensors[i],
+                tensors[j],
+                data.draw(st.sampled_from(["axpy", "scale", "copy_from", "add", "multiply", "fill"])),
+            )
             with np.errstate(all="ignore"):
                 match op:
                     case "axpy":
@@ -190,7 +194,7 @@ def test_what_this_worker_pushed_to_either_before_is_seen(cluster: wl.Cluster) -
 
 
 def test_a_push_that_follows_comes_after(cluster: wl.Cluster) -> None:
-    y, x = pair(cluster)
+    y, _ = pair(cluster)
     y.fill(1)
     y.push(np.full(SIZE, 2, np.float32))
     y.scale(10)
@@ -287,16 +291,19 @@ def test_what_cannot_be_like_is_refused_by_name(cluster: wl.Cluster, connect: Co
     w = cluster.tensor("w", (20, 2), rule=wl.Sum())
     with connect() as elsewhere, cluster.worker(1, 2) as further:
         for make, why in [
-            (lambda: cluster.tensor("d", (20, 2), like=w), r"tensor 'd', like 'w': the shape is that of 'w', \(20, 2\)"),
+            (
+                lambda: cluster.tensor("d", (20, 2), like=w),
+                r"tensor 'd', like 'w': the shape is that of 'w', \(20, 2\)",
+            ),
             (lambda: cluster.tensor("d", like=w, dtype="int64"), "expected dtype float32, saw int64"),
             (lambda: cluster.tensor("d", like=w[3:5]), "expected the whole tensor, saw 2 of its rows"),
             (lambda: cluster.tensor("d", like="w"), "like must be a tensor, not 'w'"),
             (lambda: cluster.tensor("d", like=np.zeros(3)), "like must be a tensor"),
             (lambda: elsewhere.tensor("d", like=w), "expected a tensor of the same worker, saw one of <Cluster"),
             (lambda: further.tensor("d", like=w), "expected a tensor of the same worker"),
-            (lambda: cluster.tensor("d"), "a shape and a rule must be given"),
-            (lambda: cluster.tensor("d", 3), "a shape and a rule must be given"),
-            (lambda: cluster.tensor("d", rule=wl.Sum()), "a shape and a rule must be given"),
+            (lambda: cluster.tensor("d"), "a shape must be given, unless it is like= another"),
+            (lambda: cluster.tensor("d", 3), "rule must be a windlass rule"),
+            (lambda: cluster.tensor("d", rule=wl.Sum()), "a shape must be given"),
         ]:
             with pytest.raises(wl.InvalidArgument, match=why):
                 make()
@@ -326,7 +333,9 @@ def test_tensors_that_are_not_alike_are_refused_by_name(cluster: wl.Cluster) -> 
     y, x = pair(cluster)
     stranger = cluster.tensor("stranger", SIZE, rule=wl.Sum())
     for call in (lambda: y.dot(stranger), lambda: stranger.axpy(1, x), lambda: y.copy_from(stranger)):
-        with pytest.raises(wl.InvalidArgument, match=r"of tensor '.*' with tensor '.*': expected a tensor that was made"):
+        with pytest.raises(
+            wl.InvalidArgument, match=r"of tensor '.*' with tensor '.*': expected a tensor that was made"
+        ):
             call()
     for call in (lambda: y.dot(x[0:3]), lambda: y[0:3].dot(x), lambda: y[0:3].fill(1)):
         with pytest.raises(wl.InvalidArgument, match="expected the whole tensor"):

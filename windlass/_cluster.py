@@ -321,10 +321,11 @@ class Cluster:
         if like is not None and isinstance(name, str):
             root = root_of(self, name, like, shape, dtype)
             shape, dtype, rule = like.shape, like.dtype, Assign() if rule is None else rule
-        if shape is None or rule is None:
-            raise InvalidArgument(f"{what}: a shape and a rule must be given, unless it is like= another tensor")
+        if shape is None:
+            raise InvalidArgument(f"{what}: a shape must be given, unless it is like= another tensor")
         dims = _dims(what, shape)
         self._check(what, name, rule, init, seed)
+        assert rule is not None
         return Tensor(
             self,
             name,
@@ -361,7 +362,7 @@ class Cluster:
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
     @staticmethod
-    def _check(what: str, name: str, rule: Rule, init: Init | None, seed: int) -> None:
+    def _check(what: str, name: str, rule: Rule | None, init: Init | None, seed: int) -> None:
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidArgument(f"{what}: the name must be a string of printable characters")
         if not isinstance(rule, Rule):

@@ -187,10 +187,27 @@ class Version:
 
     def __repr__(self) -> str: ...
 
+class VectorOp(enum.Enum):
+    """What is done with a tensor and another that is like it."""
+
+    DOT = 1
+
+    AXPY = 2
+
+    SCALE = 3
+
+    COPY = 4
+
+    ADD = 5
+
+    MULTIPLY = 6
+
+    FILL = 7
+
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], like: str, timeout: float) -> None: ...
 
     def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> None:
         """
@@ -210,6 +227,11 @@ class Tensor:
 
     def put(self, arrays: list, updates: object | None, timeout: float) -> None:
         """The same the other way; None is left out."""
+
+    def vector(self, operation: VectorOp, other: Tensor | None, number: object, timeout: float) -> object:
+        """
+        A vector operation with another tensor that is like this one; returns what dot gives, else None.
+        """
 
     def fingerprint(self, timeout: float) -> int: ...
 
@@ -422,8 +444,10 @@ class Links:
     @property
     def incarnation(self) -> int: ...
 
-def read_spec(spec: bytes) -> tuple[str, bool, str, list[int]]:
-    """(app/name, whether it is a table, a description, bytes per shard)"""
+def read_spec(spec: bytes) -> tuple[str, bool, str, list[int], str, str]:
+    """
+    (app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, and its dtype and shape in words)
+    """
 
 def same_spec(a: bytes, b: bytes) -> bool:
     """Whether an object of the one spec can be opened with the other."""

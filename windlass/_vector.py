@@ -25,10 +25,8 @@ _ALONE = (Op.SCALE, Op.FILL)  # they have no other tensor
 _NUMBERED = (Op.AXPY, Op.SCALE, Op.FILL)
 
 
-def run(
-    operation: _core.VectorOp, tensor: "Tensor", other: "Tensor | None", a: object, timeout: float | None
-) -> "float | int | None":
-    """Does it, on all shards; returns what dot gives."""
+def run(operation: _core.VectorOp, tensor: "Tensor", other: "Tensor | None", a: object, timeout: float | None) -> Any:
+    """Does it, on all shards; returns what dot gives, else None."""
     from windlass._tensor import Tensor
 
     what = whole(tensor, NAMES[operation])

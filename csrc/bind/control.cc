@@ -53,7 +53,8 @@ void bind_control(nb::module_& m) {
         return std::make_tuple(spec.name, spec.is_table, spec.describe(), shard_bytes(spec), tensor.like, form);
       },
       nb::arg("spec"),
-      "(app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, and "
+      "(app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, "
+      "and "
       "its dtype and shape in words)");
   m.def(
       "same_spec", [](const nb::bytes& a, const nb::bytes& b) { return read_spec(a) == read_spec(b); }, nb::arg("a"),

@@ -210,8 +210,8 @@ void with_planes(TensorClient& t, nb::list arrays, nb::handle counts, double tim
 nb::object vector(TensorClient& t, VectorOp op, TensorClient* other, nb::handle number, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   const bool whole = t.spec().dtype == Dtype::kInt64;
-  const uint64_t a = whole ? static_cast<uint64_t>(nb::cast<int64_t>(number))
-                           : std::bit_cast<uint64_t>(nb::cast<double>(number));
+  const uint64_t a =
+      whole ? static_cast<uint64_t>(nb::cast<int64_t>(number)) : std::bit_cast<uint64_t>(nb::cast<double>(number));
   uint64_t dot = 0;
   Status status;
   {
@@ -249,25 +249,25 @@ void bind_tensor(nb::module_& m) {
       .value("MULTIPLY", VectorOp::kMultiply)
       .value("FILL", VectorOp::kFill);
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
-      .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
-                       Dtype dtype, RuleKind rule, float initial_state, InitKind init, double a, double b,
-                       uint64_t seed, bool reject_nonfinite, const SyncNumbers& sync, const std::string& like,
-                       double timeout) {
-             const int64_t deadline = deadline_in(timeout);
-             TensorSpec spec{shape, dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite, to_sync(sync),
-                             like};
-             std::shared_ptr<TensorClient> client;
-             Status status;
-             {
-               nb::gil_scoped_release release;
-               status = TensorClient::open(std::move(session), name, spec, &client, deadline);
-             }
-             raise_if_error(std::move(status));
-             return client;
-           }),
-           nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"),
-           nb::arg("initial_state"), nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
-           nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("like"), nb::arg("timeout"))
+      .def(
+          nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
+                      Dtype dtype, RuleKind rule, float initial_state, InitKind init, double a, double b, uint64_t seed,
+                      bool reject_nonfinite, const SyncNumbers& sync, const std::string& like, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            TensorSpec spec{shape,         dtype, {rule, initial_state}, {init, a, b}, seed, reject_nonfinite,
+                            to_sync(sync), like};
+            std::shared_ptr<TensorClient> client;
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = TensorClient::open(std::move(session), name, spec, &client, deadline);
+            }
+            raise_if_error(std::move(status));
+            return client;
+          }),
+          nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"),
+          nb::arg("initial_state"), nb::arg("init"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
+          nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("like"), nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")

@@ -1,11 +1,11 @@
 // Vector operations between tensors that are alike: TensorClient::vector.
 //
-// Each shard is done on its own, where both of its halves are (server/vector.h). A write is numbered like a push to this
-// tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence sent there.
-// A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's shards are
-// asked for themselves, which waits for those pushes and finds out where they are, and the operation is tried again under
-// a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or while the shards of
-// tensors that are alike move.
+// Each shard is done on its own, where both of its halves are (server/vector.h). A write is numbered like a push to
+// this tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence sent
+// there. A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's
+// shards are asked for themselves, which waits for those pushes and finds out where they are, and the operation is
+// tried again under a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or
+// while the shards of tensors that are alike move.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -73,8 +73,8 @@ class VectorCall final : public Work, public Remote {
       return s.ok() ? s : Status(s.code(), what.text() + ": " + s.message());
     }
     given_up_ = true;
-    const Status late(Code::kTimeout, what.text() + ": not done in time; " + stuck() +
-                                          (writes(op_) ? "; what was sent goes on" : ""));
+    const Status late(Code::kTimeout,
+                      what.text() + ": not done in time; " + stuck() + (writes(op_) ? "; what was sent goes on" : ""));
     if (bool any = false; !writes(op_)) withdraw(true, late, &any);
     return late;
   }
@@ -157,7 +157,8 @@ Status TensorClient::check_other(VectorOp op, const TensorClient& other) const {
   if (&other.session() != &session())
     return Status(Code::kInvalidArgument, what + "expected a tensor of the same worker, saw another's");
   if (group_ == other.group_ && spec_.shape == other.spec_.shape && spec_.dtype == other.spec_.dtype) return {};
-  return Status(Code::kInvalidArgument, what + "expected a tensor that was made with like=, to lie where this one does\n" +
+  return Status(Code::kInvalidArgument, what +
+                                            "expected a tensor that was made with like=, to lie where this one does\n" +
                                             "  this:  " + describe(spec_) + "\n  other: " + describe(other.spec_));
 }
 
@@ -260,8 +261,8 @@ Status TensorClient::vector_here(const What& what, VectorOp op, TensorClient* ot
             return Status();
           }
           if (copies && spec_.reject_nonfinite && !kernels().finite(spec_.dtype, x, elements(shard)))
-            return Status(Code::kNonFinite, what.text() + ": NaN or infinity; nothing was applied to shard " +
-                                                std::to_string(shard));
+            return Status(Code::kNonFinite,
+                          what.text() + ": NaN or infinity; nothing was applied to shard " + std::to_string(shard));
           kernels().vector(op, spec_.dtype, y, x, a, elements(shard));
           ++tensor_->shard(shard).version;
           return Status();

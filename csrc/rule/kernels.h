@@ -87,8 +87,8 @@ struct Kernels {
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);
   void (*fence)();
-  // With the weights y and x of two shards that lie alike, x may be y; `a` and what dot gives are the bits of a float64,
-  // or of an int64 where the numbers are int64 (rule/vector_ops.h).
+  // With the weights y and x of two shards that lie alike, x may be y; `a` and what dot gives are the bits of a
+  // float64, or of an int64 where the numbers are int64 (rule/vector_ops.h).
   void (*vector)(VectorOp, Dtype, void* y, const void* x, uint64_t a, size_t n);
   uint64_t (*dot)(Dtype, const void* y, const void* x, size_t n);
 };

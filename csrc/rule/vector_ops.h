@@ -1,7 +1,7 @@
 // Vector operations: what is done to the weights of a shard with those of another that lies like it.
 //
-// Numbers are worked on in the tensor's own dtype, `a` is rounded to it first, as numpy does. A dot product is summed in
-// float64 whatever the dtype: sixteen lanes, then a fixed tree. int64 wraps around.
+// Numbers are worked on in the tensor's own dtype, `a` is rounded to it first, as numpy does. A dot product is summed
+// in float64 whatever the dtype: sixteen lanes, then a fixed tree. int64 wraps around.
 #pragma once
 
 #include "base/vector_op.h"
@@ -81,11 +81,9 @@ inline void vector_as(VectorOp op, T* y, const T* x, T a, size_t n) {
 
 // a: the bits of a float64, or of an int64.
 inline void vector(VectorOp op, Dtype dtype, void* y, const void* x, uint64_t a, size_t n) {
-  if (dtype == Dtype::kInt64)
-    return vector_as(op, static_cast<uint64_t*>(y), static_cast<const uint64_t*>(x), a, n);
+  if (dtype == Dtype::kInt64) return vector_as(op, static_cast<uint64_t*>(y), static_cast<const uint64_t*>(x), a, n);
   const double number = __builtin_bit_cast(double, a);
-  if (dtype == Dtype::kFloat64)
-    return vector_as(op, static_cast<double*>(y), static_cast<const double*>(x), number, n);
+  if (dtype == Dtype::kFloat64) return vector_as(op, static_cast<double*>(y), static_cast<const double*>(x), number, n);
   vector_as(op, static_cast<float*>(y), static_cast<const float*>(x), static_cast<float>(number), n);
 }
 

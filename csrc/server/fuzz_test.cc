@@ -174,8 +174,8 @@ class Arena {
         continue;
       const Op op = h.operation();
       if (op == Op::kStep && pushes_to_victim(bytes, at, h)) return false;
-      const bool pushes = op == Op::kPush || op == Op::kPushPull || op == Op::kErase || op == Op::kPut ||
-                          op == Op::kVector;
+      const bool pushes =
+          op == Op::kPush || op == Op::kPushPull || op == Op::kErase || op == Op::kPut || op == Op::kVector;
       if (pushes && (h.object == tensor_.object || h.object == table_.object)) return false;
     }
     return true;

@@ -66,9 +66,7 @@ struct Order {
     return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase || sets();
   }
   // Whether it changes weights as they are: no contribution to an update, no iteration that closes.
-  bool sets() const {
-    return op() == wire::Op::kPut || (op() == wire::Op::kVector && writes(vector.op()));
-  }
+  bool sets() const { return op() == wire::Op::kPut || (op() == wire::Op::kVector && writes(vector.op())); }
 };
 
 // What is answered: the part's header (bytes and checksums are the sender's to fill in), and a message or keys.

@@ -10,9 +10,9 @@
 // Where x is y there is one turn and no copy. What the caller pushed to x before is in the copy; what others push
 // meanwhile may be or not.
 //
-// x may not be here: while two tensors that are alike move, one of them arrives first. Then nothing is done, a write uses
-// its sequence up all the same, and the answer says so (flag kApart) and where x is. The client tries again, with another
-// sequence.
+// x may not be here: while two tensors that are alike move, one of them arrives first. Then nothing is done, a write
+// uses its sequence up all the same, and the answer says so (flag kApart) and where x is. The client tries again, with
+// another sequence.
 #pragma once
 
 #include "base/buffer.h"

@@ -82,7 +82,7 @@ TEST(each_vector_operation_does_what_its_name_says) {
   CHECK_OK(dot.status());
   CHECK_EQ(std::bit_cast<double>(dot.part.value), 2.0 * kN);
   const std::tuple<VectorOp, With, double, float> all[] = {
-      {VectorOp::kAxpy, x, 0.5, 2},  {VectorOp::kScale, {}, 3, 6}, {VectorOp::kAdd, x, 0, 8},
+      {VectorOp::kAxpy, x, 0.5, 2},    {VectorOp::kScale, {}, 3, 6}, {VectorOp::kAdd, x, 0, 8},
       {VectorOp::kMultiply, x, 0, 16}, {VectorOp::kCopy, x, 0, 2},   {VectorOp::kFill, {}, 7, 7},
   };
   uint64_t sequence = 1;
@@ -151,8 +151,8 @@ TEST(nothing_is_done_before_this_sessions_pushes_to_the_other_tensor_have_come) 
 
 TEST(tensors_that_are_not_alike_are_refused_by_name_and_the_sequence_is_used_up) {
   Fixture f;
-  const Map stranger = f.peer.made(a_tensor("stranger", {kN})), wide = f.peer.made(a_tensor("wide", {kN}, Dtype::kInt64)),
-            rows = f.peer.made(a_table("rows", 4));
+  const Map stranger = f.peer.made(a_tensor("stranger", {kN})),
+            wide = f.peer.made(a_tensor("wide", {kN}, Dtype::kInt64)), rows = f.peer.made(a_table("rows", 4));
   uint64_t sequence = 1;
   for (const uint32_t object : {stranger.object, wide.object, rows.object}) {
     for (const VectorOp op : {VectorOp::kAdd, VectorOp::kDot}) {
@@ -321,9 +321,11 @@ TEST(operations_in_both_directions_do_not_wait_for_each_other) {
   Peer other = Peer::greeted(f.host, "another");
   constexpr uint64_t kRounds = 300;
   std::thread thread([&] {
-    for (uint64_t i = 1; i <= kRounds; ++i) CHECK_OK(other.call_one(a_vector(VectorOp::kCopy, f.x, i, {f.y.object})).status());
+    for (uint64_t i = 1; i <= kRounds; ++i)
+      CHECK_OK(other.call_one(a_vector(VectorOp::kCopy, f.x, i, {f.y.object})).status());
   });
-  for (uint64_t i = 2; i <= kRounds; ++i) CHECK_OK(f.peer.call_one(a_vector(VectorOp::kCopy, f.y, i, {f.x.object, 1})).status());
+  for (uint64_t i = 2; i <= kRounds; ++i)
+    CHECK_OK(f.peer.call_one(a_vector(VectorOp::kCopy, f.y, i, {f.x.object, 1})).status());
   thread.join();
   CHECK(f.weight(f.y) == 1.0f || f.weight(f.y) == 2.0f);
 }

@@ -122,7 +122,8 @@ Status check_like(const std::string& name, const TensorSpec& spec, const TensorS
   const std::string what = "tensor '" + name + "': like '" + spec.like + "': ";
   if (anchor == nullptr) return Status(Code::kNotFound, what + "there is no such tensor");
   if (!anchor->like.empty())
-    return Status(Code::kInvalidArgument, what + "that one is like '" + anchor->like + "' itself, which is to be named");
+    return Status(Code::kInvalidArgument,
+                  what + "that one is like '" + anchor->like + "' itself, which is to be named");
   if (anchor->shape == spec.shape && anchor->dtype == spec.dtype) return {};
   const auto form = [](const TensorSpec& s) {
     return std::string(name_of(s.dtype)) + describe_shape(s.shape.data(), s.shape.size());

@@ -69,7 +69,8 @@ struct Run {
 // Ok when such a tensor can be; *cut becomes how it is cut.
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut);
 
-// Ok when a tensor can lie where the one lies that its spec names. anchor: the spec of that one; nullptr: there is none.
+// Ok when a tensor can lie where the one lies that its spec names. anchor: the spec of that one; nullptr: there is
+// none.
 Status check_like(const std::string& name, const TensorSpec& spec, const TensorSpec* anchor);
 
 class Tensor {

@@ -173,7 +173,8 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   if (s->is_table) {
     s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {
-    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync, ""};
+    s->tensor =
+        TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync, ""};
   }
   s->name = wire::printable(r->get_bytes(name));
   if (!s->is_table) s->tensor.like = wire::printable(r->get_bytes(like));

@@ -184,8 +184,8 @@ Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* it
 struct VectorItem {
   uint8_t operation = 0;  // VectorOp
   uint8_t zero[3] = {};
-  uint32_t object = 0;    // the other tensor; 0 where there is none
-  uint32_t term = 0;      // of its shard, as the client knows it
+  uint32_t object = 0;  // the other tensor; 0 where there is none
+  uint32_t term = 0;    // of its shard, as the client knows it
   uint32_t zero_too = 0;
   uint64_t sequence = 0;  // the push to that shard that must be seen
   uint64_t a = 0;         // the bits of a float64, or of an int64 where the tensors are int64; 0 where there is none

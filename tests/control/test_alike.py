@@ -212,7 +212,9 @@ def test_vector_operations_go_on_while_shards_move():
 
         def move() -> None:
             for _ in range(60):
-                operator.move(source.choice(["default/x", "default/y"]), source.randrange(shards), source.randrange(3), 30)
+                operator.move(
+                    source.choice(["default/x", "default/y"]), source.randrange(shards), source.randrange(3), 30
+                )
             done.set()
 
         thread = threading.Thread(target=move)
