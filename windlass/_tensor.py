@@ -321,13 +321,14 @@ class Tensor:
 
     # -- with another that is like it ------------------------------------------------------------------------------
 
-    def dot(self, other: "Tensor", *, timeout: float | None = None) -> Any:
+    def dot(self, other: "Tensor", *, timeout: float | None = None) -> float:
         """The sum of the products of their elements: a float, for int64 an int that wraps around.
 
         `other` is this tensor or one that is like it (``cluster.tensor(like=)``). What this worker pushed to either
         before is seen. Summed in float64 in a fixed order: the same bits for any number of servers.
         """
-        return _vector.run(_vector.Op.DOT, self, other, None, timeout)
+        product: float = _vector.run(_vector.Op.DOT, self, other, None, timeout)
+        return product
 
     def axpy(self, a: float, x: "Tensor", *, timeout: float | None = None) -> None:
         """``self += a * x``. Like everything below it returns when it is done on all shards.
