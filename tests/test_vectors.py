@@ -176,10 +176,10 @@ def test_what_this_worker_pushed_to_either_before_is_seen(cluster: wl.Cluster) -
     x = cluster.tensor("x", like=y, rule=wl.Sum())
     one, want_y, want_x = np.ones(size, np.int64), 0, 0
     for i in range(20):
-        futures = [x.push(one), y.push(one)]
-        want_x, want_y = want_x + 1, want_y + 1
-        y.axpy(i, x)
-        want_y += i * want_x
+        futures = [t.push(one) for t in (x, x, x, x, y)]
+        want_x, want_y = want_x + 4, want_y + 1
+        y.axpy(i + 1, x)
+        want_y += (i + 1) * want_x
         assert y.dot(x) == want_y * want_x * size
         futures.append(x.push(one))
         want_x += 1
