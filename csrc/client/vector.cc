@@ -125,9 +125,13 @@ class VectorCall final : public Work, public Remote {
   Turn& turn(uint32_t) override { __builtin_unreachable(); }
   Status run(uint32_t, bool) override { return {}; }
   void finished() override {
-    if (const Status s = status(); given_up_ && writes(op_) && !s.ok())
-      client_->progress()->unseen.add(
-          Status(s.code(), What{name_of(op_), "tensor", client_->name()}.text() + ": " + s.message()));
+    if (!given_up_ || !writes(op_)) return;
+    Status s = status();
+    std::lock_guard lock(mutex_);
+    if (s.ok() && !apart_.empty()) s = Status(Code::kTimeout, "shards that never got it: " + why_);
+    if (s.ok()) return;
+    client_->progress()->unseen.add(
+        Status(s.code(), What{name_of(op_), "tensor", client_->name()}.text() + ": " + s.message()));
   }
   void over() override { client_->session().engine().leave(); }
 

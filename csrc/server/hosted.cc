@@ -335,8 +335,6 @@ bool Hosted::finite(const Order& o, uint64_t elements) const {
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
   if (o.op() == Op::kFingerprint || o.op() == Op::kRows || o.op() == Op::kClose) return {};
-  if (o.op() == Op::kPut || o.op() == Op::kSnapshot || o.op() == Op::kVector)
-    return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
   if (o.op() == Op::kScan) {
@@ -350,6 +348,8 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
     *out_bytes = rows * row_out;
     return {};
   }
+  if (o.op() != Op::kPull && o.op() != Op::kPush && o.op() != Op::kPushPull && o.op() != Op::kErase)
+    return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   if (o.part.items_bytes != rows * key_bytes(o)) {
     return refused(Code::kShapeMismatch, "expected " + std::to_string(rows * key_bytes(o)) + " bytes of keys, saw " +
                                              std::to_string(o.part.items_bytes));
