@@ -593,7 +593,7 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   if (wants_numbers(o.op())) record.seen = shard.version;
   reply->part.sequence = record.sequence;
   reply->part.clock = seen(o, shard);
-  if (status.code() == Code::kStaleMap) {  // of the other shard of a vector operation
+  if (status.code() == Code::kStaleMap && o.op() == Op::kVector) {  // of the other shard
     if (!o.pushes()) reply->part.value = o.other_at;
     reply->part.flags |= wire::kApart;
     reply->items = status.message();
