@@ -80,7 +80,6 @@ class VectorCall final : public Work, public Remote {
   }
 
   // Of finished work.
-  const std::vector<uint32_t>& shards() const { return shards_; }
   const std::vector<uint64_t>& dots() const { return dots_; }
   const std::vector<uint32_t>& apart() const { return apart_; }  // shards that nothing was done to
   const std::string& why() const { return why_; }
@@ -192,28 +191,32 @@ Status TensorClient::vector(VectorOp op, TensorClient* other, uint64_t a, int64_
 
 Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                                  uint64_t* dots) {
+  const std::shared_ptr<TensorClient> alive = other != nullptr ? other->shared_from_this() : nullptr;
   std::vector<uint32_t> left(cut_.shards);
   std::iota(left.begin(), left.end(), 0);
-  const std::shared_ptr<TensorClient> alive = other != nullptr ? other->shared_from_this() : nullptr;
-  bool again = false;
+  std::string why;  // some were refused, the last time
+  // Who runs out of time is told where the shards are that were apart.
+  const auto placed = [&](const Status& status) {
+    if (status.code() != Code::kTimeout || why.empty()) return status;
+    const auto server = [&](TensorClient& t) { return std::to_string(t.owners()->of(left[0]).server); };
+    return Status(Code::kTimeout, status.message() + "; shard " + std::to_string(left[0]) + " of '" + name_ +
+                                      "' is on server " + server(*this) + ", that of '" + other->name_ +
+                                      "' on server " + server(*other) + "; the last of " + std::to_string(left.size()) +
+                                      " to be refused: " + why);
+  };
   for (int64_t pause_ns = kPauseNs; !left.empty(); pause_ns = std::min(2 * pause_ns, kPauseNsMax)) {
-    const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, op, a, std::move(left)));
-    WL_RETURN_IF_ERROR(call->start(what, deadline_ns));
-    WL_RETURN_IF_ERROR(call->finish(what, deadline_ns));
-    for (size_t i = 0; i < call->shards().size(); ++i) dots[call->shards()[i]] = call->dots()[i];
+    const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, op, a, left));
+    if (const Status status = call->start(what, deadline_ns); !status.ok()) return placed(status);
+    if (const Status status = call->finish(what, deadline_ns); !status.ok()) return placed(status);
+    for (size_t i = 0; i < left.size(); ++i) dots[left[i]] = call->dots()[i];
     left = call->apart();
     if (left.empty()) break;
     std::sort(left.begin(), left.end());
-    WL_RETURN_IF_ERROR(other->settle(what, left, deadline_ns));
-    if (!std::exchange(again, true)) continue;  // mostly that was all
-    if (os::now_ns() + pause_ns >= deadline_ns) {
-      const uint32_t shard = left[0];
-      const auto server = [&](TensorClient& t) { return std::to_string(t.owners()->of(shard).server); };
-      return Status(Code::kTimeout, what.text() + ": shard " + std::to_string(shard) + " of '" + name_ +
-                                        "' is on server " + server(*this) + ", that of '" + other->name_ +
-                                        "' on server " + server(*other) + "; the last of " +
-                                        std::to_string(left.size()) + " to be refused: " + call->why());
-    }
+    const bool again = !std::exchange(why, call->why()).empty();
+    if (const Status status = other->settle(what, left, deadline_ns); !status.ok()) return placed(status);
+    if (!again) continue;  // mostly that was all
+    if (os::now_ns() + pause_ns >= deadline_ns)
+      return placed(Status(Code::kTimeout, what.text() + ": not done in time"));
     std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
   }
   return {};

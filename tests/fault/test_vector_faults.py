@@ -122,9 +122,9 @@ def test_shards_that_stay_apart_are_named_when_time_is_up() -> None:
         there = rf"shard 3 of 'y' is on server {at}, that of 'x' on server {(at + 1) % 3}; the last of 1 to be refused"
         begun = time.monotonic()
         for call in (lambda: y.add(x, timeout=0.5), lambda: y.dot(x, timeout=0.5)):
-            with pytest.raises(wl.Timeout, match=rf"of tensor 'y': {there}"):
+            with pytest.raises(wl.Timeout, match=rf"of tensor 'y': not done in time; .*{there}"):
                 call()
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 2 * (0.5 + 1)
         y.fill(2)
         moving.move(x._core.object, shard, at)
         y.axpy(3, x)
