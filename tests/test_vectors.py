@@ -7,7 +7,7 @@ import threading
 import hypothesis
 import numpy as np
 import pytest
-from helpers import SHARD, Connect, held, numbers
+from helpers import SHARD, Connect, held, new_app, numbers
 from hypothesis import strategies as st
 
 import windlass as wl
@@ -312,12 +312,13 @@ def test_what_cannot_be_like_is_refused_by_name(cluster: wl.Cluster, connect: Co
 def test_a_tensor_of_another_app_is_refused(connect: Connect, transport: str) -> None:
     if transport == "embedded":
         pytest.skip("there is one app inside the process")
-    with connect(app="vectors-a") as a, connect(app="vectors-b") as b:
+    first, second = new_app(), new_app()
+    with connect(app=first) as a, connect(app=second) as b:
         a.tensor("w", 30, rule=wl.Sum())
-        w = b.tensor("vectors-a/w", 30, rule=wl.Sum())
-        with pytest.raises(wl.InvalidArgument, match="same app, 'vectors-b', saw one of 'vectors-a'"):
+        w = b.tensor(f"{first}/w", 30, rule=wl.Sum())
+        with pytest.raises(wl.InvalidArgument, match=f"same app, '{second}', saw one of '{first}'"):
             b.tensor("d", like=w)
-        d = b.tensor("vectors-a/d", like=w)
+        d = b.tensor(f"{first}/d", like=w)
         d.fill(2)
         assert d.dot(w) == 0
         assert a.tensor("d", like=a.tensor("w", 30, rule=wl.Sum())).pull()[0] == 2
