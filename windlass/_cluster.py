@@ -322,7 +322,7 @@ class Cluster:
             root = root_of(self, name, like, shape, dtype)
             shape, dtype, rule = like.shape, like.dtype, Assign() if rule is None else rule
         if shape is None:
-            raise InvalidArgument(f"{what}: a shape must be given, unless it is like= another tensor")
+            raise InvalidArgument(f"{what}: shape must be whole numbers, not None, unless it is like= another tensor")
         dims = _dims(what, shape)
         self._check(what, name, rule, init, seed)
         assert rule is not None
