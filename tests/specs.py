@@ -7,13 +7,16 @@ RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
 ASP = struct.pack("<B3xId", 0, 0, 0.0)  # the policy
 
 
-def tensor_spec(name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: int = 2, reject: int = 0) -> bytes:
+def tensor_spec(
+    name: str, shape: tuple[int, ...], rule: str = "sum", *, dtype: int = 2, reject: int = 0, like: str = ""
+) -> bytes:
     """The body that opens a tensor; dtype 2 is int64."""
     return (
         struct.pack("<BBBBBBHIfddQ", 0, dtype, RULES[rule], 0, reject, len(shape), len(name), 0, 0.0, 0.0, 0.0, 0)
-        + ASP
+        + struct.pack("<BxHId", 0, len(like), 0, 0.0)
         + struct.pack(f"<{len(shape)}Q", *shape)
         + name.encode()
+        + like.encode()
     )
 
 

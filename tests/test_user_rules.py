@@ -129,6 +129,16 @@ def test_a_rule_may_need_all_of_a_tensor_or_whole_rows(cluster: wl.Cluster) -> N
         cluster.table("t", dim=3, rule=own_rules.by_norm())
 
 
+def test_a_tensor_like_one_that_is_cut_otherwise_is_refused(cluster: wl.Cluster) -> None:
+    w = cluster.tensor("w", (3000, 100), rule=own_rules.heavy_ball(lr=0.1))
+    d = cluster.tensor("d", like=w, rule=own_rules.row_adagrad())
+    w.push(gradients(3000, 100)[0]).wait()
+    d.copy_from(w)
+    assert d.dot(w) > 0
+    with pytest.raises(wl.InvalidArgument, match=r"like 'w'.* expected .*shards"):
+        cluster.tensor("e", like=w, rule=own_rules.by_norm())
+
+
 def test_workers_under_bsp_have_one_update(cluster: wl.Cluster) -> None:
     def work(worker: wl.Cluster) -> Any:
         ours = worker.tensor("ours", (4000, 10), rule=own_rules.heavy_ball(lr=0.1), sync="bsp")

@@ -22,7 +22,7 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._lease import Lease, Split, make_lease
-from windlass._rules import Rule
+from windlass._rules import Assign, Rule
 from windlass._settings import load as load_settings
 from windlass._settings import token_of
 from windlass._slots import Slots
@@ -32,6 +32,7 @@ from windlass._table import Table
 from windlass._tensor import Tensor
 from windlass._user_rules import UserRule
 from windlass._values import Values
+from windlass._vector import root_of
 
 if TYPE_CHECKING:
     from windlass._desk import Ledgers
@@ -299,33 +300,46 @@ class Cluster:
     def tensor(
         self,
         name: str,
-        shape: int | Sequence[int],
+        shape: int | Sequence[int] | None = None,
         *,
-        rule: Rule,
+        rule: Rule | None = None,
         init: Init | None = None,
-        dtype: object = np.float32,
+        dtype: object = None,
         seed: int = 0,
         reject_nonfinite: bool = False,
         sync: Sync | str | None = None,
+        like: Tensor | None = None,
     ) -> Tensor:
         """Creates a tensor, or opens it if it is there with the same spec.
 
-        dtype: float32; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
-        sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
+        dtype: float32, the default; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and
+        infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
+        ``cluster.sync``).
+        like: a tensor of the same app. The new one has its shape and dtype, which are then not given, and every shard
+        lies on the same server, for good: vector operations such as ``y.axpy(a, x)`` work between the two. The rule is
+        ``Assign()`` unless another is given. It is part of the spec.
         """
         what = f"tensor {name!r}"
+        root = ""
+        if like is not None and isinstance(name, str):
+            root = root_of(self, name, like, shape, dtype)
+            shape, dtype, rule = like.shape, like.dtype, Assign() if rule is None else rule
+        if shape is None:
+            raise InvalidArgument(f"{what}: shape must be whole numbers, not None, unless it is like= another tensor")
         dims = _dims(what, shape)
         self._check(what, name, rule, init, seed)
+        assert rule is not None
         return Tensor(
             self,
             name,
             dims,
             rule,
             init if init is not None else Zeros(),
-            dtype,
+            np.float32 if dtype is None else dtype,
             seed,
             reject_nonfinite,
             parse_sync(sync, self._sync, what),
+            root,
         )
 
     def table(
@@ -351,7 +365,7 @@ class Cluster:
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
     @staticmethod
-    def _check(what: str, name: str, rule: Rule, init: Init | None, seed: int) -> None:
+    def _check(what: str, name: str, rule: Rule | None, init: Init | None, seed: int) -> None:
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidArgument(f"{what}: the name must be a string of printable characters")
         if not isinstance(rule, Rule):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from windlass import _core, _snapshot
+from windlass import _core, _snapshot, _vector
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
 from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
@@ -44,6 +44,7 @@ class Tensor(Queries):
         "_core",
         "_dtype",
         "_hyper",
+        "_like",
         "_patience",
         "_rows",
         "_shape",
@@ -68,6 +69,7 @@ class Tensor(Queries):
         seed: int,
         reject_nonfinite: bool,
         sync: Sync,
+        like: str,
     ) -> None:
         self._what = f"tensor {name!r}"
         self._cluster = cluster
@@ -76,6 +78,7 @@ class Tensor(Queries):
         self._shape = shape
         self._rows: tuple[int, int] | np.ndarray[Any, Any] | None = None
         self._hyper = rule._sent()
+        self._like = like  # the name of the tensor that it lies like, or ""
         self.name = name
         self.rule = rule
         self.init = init
@@ -100,6 +103,7 @@ class Tensor(Queries):
             seed,
             reject_nonfinite,
             sync._spec(),
+            like,
             cluster._timeout,
         )
 
@@ -325,6 +329,45 @@ class Tensor(Queries):
         set one after the other, not all at one moment. `updates` is one number for all shards or one for each.
         """
         _snapshot.put(self, weights, state, updates, self._cluster._timeout if timeout is None else timeout)
+
+    # -- with another that is like it ------------------------------------------------------------------------------
+
+    def dot(self, other: "Tensor", *, timeout: float | None = None) -> float:
+        """The sum of the products of their elements: a float, for int64 an int that wraps around.
+
+        `other` is this tensor or one that is like it (``cluster.tensor(like=)``). What this worker pushed to either
+        before is seen. Summed in float64 in a fixed order: the same bits for any number of servers.
+        """
+        product: float = _vector.run(_vector.Op.DOT, self, other, None, timeout)
+        return product
+
+    def axpy(self, a: float, x: "Tensor", *, timeout: float | None = None) -> None:
+        """``self += a * x``. Like everything below it returns when it is done on all shards.
+
+        The servers work on what they hold: neither rule nor gate has a part in it, and no iteration is closed. It has
+        its place among this worker's pushes and is done once, whatever happens to connections and shards.
+        """
+        _vector.run(_vector.Op.AXPY, self, x, a, timeout)
+
+    def scale(self, a: float, *, timeout: float | None = None) -> None:
+        """``self *= a``."""
+        _vector.run(_vector.Op.SCALE, self, None, a, timeout)
+
+    def copy_from(self, x: "Tensor", *, timeout: float | None = None) -> None:
+        """``self = x``: its weights, not its rule's state."""
+        _vector.run(_vector.Op.COPY, self, x, None, timeout)
+
+    def add(self, x: "Tensor", *, timeout: float | None = None) -> None:
+        """``self += x``."""
+        _vector.run(_vector.Op.ADD, self, x, None, timeout)
+
+    def multiply(self, x: "Tensor", *, timeout: float | None = None) -> None:
+        """``self *= x``, element by element."""
+        _vector.run(_vector.Op.MULTIPLY, self, x, None, timeout)
+
+    def fill(self, a: float, *, timeout: float | None = None) -> None:
+        """``self = a``, every element."""
+        _vector.run(_vector.Op.FILL, self, None, a, timeout)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -48,9 +48,15 @@ void bind_control(nb::module_& m) {
       "read_spec",
       [](const nb::bytes& bytes) {
         const ObjectSpec spec = read_spec(bytes);
-        return std::make_tuple(spec.name, spec.is_table, spec.describe(), shard_bytes(spec));
+        const TensorSpec& tensor = spec.tensor;
+        const std::string form =
+            spec.is_table ? "" : name_of(tensor.dtype) + describe_shape(tensor.shape.data(), tensor.shape.size());
+        return std::make_tuple(spec.name, spec.is_table, spec.describe(), shard_bytes(spec), tensor.like, form);
       },
-      nb::arg("spec"), "(app/name, whether it is a table, a description, bytes per shard)");
+      nb::arg("spec"),
+      "(app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, "
+      "and "
+      "its dtype and shape in words)");
   m.def(
       "same_spec", [](const nb::bytes& a, const nb::bytes& b) { return read_spec(a) == read_spec(b); }, nb::arg("a"),
       nb::arg("b"), "Whether an object of the one spec can be opened with the other.");

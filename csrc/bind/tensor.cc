@@ -1,5 +1,7 @@
 #include "client/tensor.h"
 
+#include <bit>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -229,6 +231,23 @@ class TensorKeys {
   ScanCursor cursor_;
 };
 
+// `number` is an int where the tensor is int64, else a float.
+nb::object vector(TensorClient& t, VectorOp op, TensorClient* other, nb::handle number, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
+  const bool whole = t.spec().dtype == Dtype::kInt64;
+  const uint64_t a =
+      whole ? static_cast<uint64_t>(nb::cast<int64_t>(number)) : std::bit_cast<uint64_t>(nb::cast<double>(number));
+  uint64_t dot = 0;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = t.vector(op, other, a, deadline, &dot);
+  }
+  raise_if_error(std::move(status));
+  if (writes(op)) return nb::none();
+  return whole ? nb::int_(static_cast<int64_t>(dot)) : nb::object(nb::float_(std::bit_cast<double>(dot)));
+}
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
@@ -249,12 +268,20 @@ void bind_tensor(nb::module_& m) {
   nb::class_<TensorKeys>(m, "TensorKeys", "Walks the numbers of rows in chunks.")
       .def("next", &TensorKeys::next, nb::arg("most"), nb::arg("timeout"));
 
+  nb::enum_<VectorOp>(m, "VectorOp", "What is done with a tensor and another that is like it.")
+      .value("DOT", VectorOp::kDot)
+      .value("AXPY", VectorOp::kAxpy)
+      .value("SCALE", VectorOp::kScale)
+      .value("COPY", VectorOp::kCopy)
+      .value("ADD", VectorOp::kAdd)
+      .value("MULTIPLY", VectorOp::kMultiply)
+      .value("FILL", VectorOp::kFill);
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
                        Dtype dtype, const RuleSpec& rule, InitKind init, double a, double b, uint64_t seed,
-                       bool reject_nonfinite, const SyncNumbers& sync, double timeout) {
+                       bool reject_nonfinite, const SyncNumbers& sync, const std::string& like, double timeout) {
              const int64_t deadline = deadline_in(timeout);
-             TensorSpec spec{shape, dtype, rule, {init, a, b}, seed, reject_nonfinite, to_sync(sync)};
+             TensorSpec spec{shape, dtype, rule, {init, a, b}, seed, reject_nonfinite, to_sync(sync), like};
              std::shared_ptr<TensorClient> client;
              Status status;
              {
@@ -265,7 +292,7 @@ void bind_tensor(nb::module_& m) {
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"), nb::arg("init"),
-           nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"),
+           nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("like"),
            nb::arg("timeout"))
       .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"),
@@ -310,6 +337,8 @@ void bind_tensor(nb::module_& m) {
             with_planes<In>(t, arrays, updates, timeout, &TensorClient::put);
           },
           nb::arg("arrays"), nb::arg("updates").none(), nb::arg("timeout"), "The same the other way; None is left out.")
+      .def("vector", &vector, nb::arg("operation"), nb::arg("other").none(), nb::arg("number"), nb::arg("timeout"),
+           "A vector operation with another tensor that is like this one; returns what dot gives, else None.")
       .def(
           "fingerprint", [](TensorClient& t, double timeout) { return ask(t, &TensorClient::fingerprint, timeout); },
           nb::arg("timeout"))

@@ -52,7 +52,10 @@ class Victim {
   Victim(Hosts& hosts, Relay& relay, uint64_t seed) : random_(seed), worker_(hosts, &relay, seed % 2 == 0 ? 1 : 0) {}
 
   bool open() {
+    TensorSpec alike = sums({kRows, kRow});
+    alike.like = "w";
     return TensorClient::open(worker_.session, "w", sums({kRows, kRow}), &tensor_, in_ms(300)).ok() &&
+           TensorClient::open(worker_.session, "v", alike, &alike_, in_ms(300)).ok() &&
            TableClient::open(worker_.session, "t", row_sums(kDim), &table_, in_ms(300)).ok();
   }
   // False when it has to start anew: its server is lost to it, or has lied about what it has done.
@@ -77,7 +80,7 @@ class Victim {
       WL_RETURN_IF_ERROR(worker_.session->list(deadline, &all));
       return worker_.session->fingerprint(deadline, &x);
     }
-    switch (random_.below(8)) {
+    switch (random_.below(9)) {
       case 0: return dense(true, false, deadline);
       case 1: return dense(false, true, deadline);
       case 2: return dense(true, true, deadline);
@@ -85,6 +88,11 @@ class Victim {
       case 4: return keys(deadline);
       case 5: return planes(deadline);
       case 6: {
+        const auto op = static_cast<VectorOp>(1 + random_.below(kVectorOpMax));
+        uint64_t x = 0;
+        return tensor_->vector(op, has_other(op) ? alike_.get() : nullptr, 0, deadline, &x);
+      }
+      case 7: {
         uint64_t x = 0;
         return random_.below(2) == 0 ? table_->rows(deadline, &x) : tensor_->fingerprint(deadline, &x);
       }
@@ -146,7 +154,7 @@ class Victim {
   test::Random random_;
   Joined worker_;
   int timeouts_ = 0;
-  std::shared_ptr<TensorClient> tensor_;
+  std::shared_ptr<TensorClient> tensor_, alike_;
   std::shared_ptr<TableClient> table_;
 };
 

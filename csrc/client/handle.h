@@ -21,7 +21,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  Session& session() { return *session_; }
+  Session& session() const { return *session_; }
   const std::shared_ptr<Session>& shared_session() const { return session_; }
   const std::shared_ptr<Progress>& progress() const { return progress_; }
   Status take_unseen() { return progress_->unseen.take(); }

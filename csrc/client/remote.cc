@@ -119,7 +119,7 @@ void Remote::go_on(const Ref<Trip>& stray) {
   const Owners::At at = owners(part.part, &shard)->of(shard);
   const wire::Op op = stray->header.operation();
   const bool pushes = op == wire::Op::kPush || op == wire::Op::kPushPull || op == wire::Op::kErase ||
-                      op == wire::Op::kStep || op == wire::Op::kPut;
+                      op == wire::Op::kStep || op == wire::Op::kPut || op == wire::Op::kVector;
   Lane* lane = nullptr;
   Status status;
   {

@@ -121,6 +121,9 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
               std::vector<uint64_t>* keys);
   // Weights and state as they are, each shard at its turn: atomic for a shard, not for the tensor. Waits at no gate.
   Status snapshot(const PlaneArrays& to, int64_t deadline_ns);
+  // A vector operation with another tensor of this session that is like this one, or with itself; nullptr where the
+  // operation has none (client/vector.cc). `a` and *dot are the bits of a float64, or of an int64 where the tensor is.
+  Status vector(VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns, uint64_t* dot);
   // Sets them. No contribution and no update: it closes nothing, waits at no gate, and what waits for its update is
   // then applied to the new weights. Numbered like a push.
   Status put(const PlaneArrays& from, int64_t deadline_ns);
@@ -130,11 +133,22 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
  private:
   Asked asked(const char* verb);
   Status check_finite(const What& what, const PlaneArrays& from) const;
+  Status check_other(VectorOp op, const TensorClient& other) const;
+  Status settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns);
+  Status vector_here(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+                     uint64_t* dots);
+  Status vector_away(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+                     uint64_t* dots);
   TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
                const TensorSpec& spec, const Cut& cut)
-      : Handle(std::move(session), full_name, cut.shards), name_(name), spec_(spec), cut_(cut) {}
+      : Handle(std::move(session), full_name, cut.shards),
+        name_(name),
+        group_(full_name.substr(0, full_name.size() - name.size()) + (spec.like.empty() ? name : spec.like)),
+        spec_(spec),
+        cut_(cut) {}
 
   const std::string name_;
+  const std::string group_;  // the tensor that it is like, with its app; its own name where it is like none
   const TensorSpec spec_;
   const Cut cut_;
   std::shared_ptr<Tensor> tensor_;  // unless it is elsewhere

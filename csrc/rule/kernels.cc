@@ -12,6 +12,7 @@
 #include "rule/reduce.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
+#include "rule/vector_ops.h"
 
 namespace windlass::WL_ISA {
 namespace {
@@ -244,6 +245,8 @@ const Kernels kKernels = {
     .copy_rows = copy_rows,
     .fence = fence,
     .reduce = reduce,
+    .vector = vector,
+    .dot = dot,
 };
 
 }  // namespace windlass::WL_ISA

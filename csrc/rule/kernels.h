@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "base/vector_op.h"
 #include "rule/init.h"
 #include "rule/rule.h"
 
@@ -91,6 +92,10 @@ struct Kernels {
   void (*fence)();
   // out[i] of row i, `dim` numbers of float32, float64 or int64; a row may be as long as a shard.
   void (*reduce)(Reduce, Dtype, const void* const* rows, size_t n, size_t dim, double* out);
+  // With the weights y and x of two shards that lie alike, x may be y; `a` and what dot gives are the bits of a
+  // float64, or of an int64 where the numbers are int64 (rule/vector_ops.h).
+  void (*vector)(VectorOp, Dtype, void* y, const void* x, uint64_t a, size_t n);
+  uint64_t (*dot)(Dtype, const void* y, const void* x, size_t n);
 };
 
 const Kernels& kernels();  // the chosen ones

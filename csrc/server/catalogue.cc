@@ -41,10 +41,25 @@ Status Catalogue::open(const ObjectSpec& spec, Map* map) {
     return Status(Code::kResourceExhausted,
                   "'" + spec.own_name() + "': at most " + std::to_string(limits::kObjectsMax) + " objects");
   }
-  *map = place(shards);
+  if (!spec.is_table && !spec.tensor.like.empty()) {
+    WL_RETURN_IF_ERROR(place_like(spec, map));
+  } else {
+    *map = place(shards);
+  }
   by_name_.emplace(spec.name, entries_.size());
   entries_.push_back({spec, *map});
   for (size_t i = 0; i < map->runs.size(); ++i) load_bytes_[map->runs[i].server] += run_bytes(entries_.back(), i);
+  return {};
+}
+
+// What has moved since is not known here: such shards are apart until they are moved, too.
+Status Catalogue::place_like(const ObjectSpec& spec, Map* map) const {
+  const auto it = by_name_.find(spec.app() + "/" + spec.tensor.like);
+  const Entry* const anchor = it == by_name_.end() ? nullptr : &entries_[it->second];
+  const bool there = anchor != nullptr && !anchor->spec.is_table;
+  WL_RETURN_IF_ERROR(check_like(spec.own_name(), spec.tensor, there ? &anchor->spec.tensor : nullptr));
+  map->object = static_cast<uint32_t>(entries_.size() + 1);
+  map->runs = anchor->map.runs;
   return {};
 }
 

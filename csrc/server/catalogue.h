@@ -2,8 +2,8 @@
 // until there is a scheduler. Pure: no thread, socket or time inside.
 //
 // A tensor's shards are given out in runs of neighbours, one per server, so that each server makes few long passes; the
-// servers with the least to hold come first. A table's 256 shards are divided evenly; a hash of the key spreads the
-// work.
+// servers with the least to hold come first. One that is like another is placed as that one was. A table's 256 shards
+// are divided evenly; a hash of the key spreads the work.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,7 @@ class Catalogue {
 
  private:
   Map place(uint32_t shards) const;
+  Status place_like(const ObjectSpec& spec, Map* map) const;
   static uint64_t run_bytes(const Entry& entry, size_t i);
 
   std::vector<std::string> servers_;

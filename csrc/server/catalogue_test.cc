@@ -169,6 +169,53 @@ TEST(an_object_that_is_opened_again_is_where_it_was) {
   CHECK_EQ(loads.catalogue->entries().size(), 11u);
 }
 
+TEST(a_tensor_that_is_like_another_is_where_that_one_is_whatever_else_there_is) {
+  test::Random random(test::seed());
+  for (int round = 0; round < 50; ++round) {
+    Loads loads(static_cast<uint32_t>(1 + random.below(5)));
+    const uint64_t n = some_elements(&random);
+    const Map anchor = loads.open(tensor("w", {n}));
+    for (uint64_t i = random.below(8); i != 0; --i) loads.open(tensor(std::to_string(i), {some_elements(&random)}));
+    ObjectSpec spec = tensor("d", {n});
+    spec.tensor.like = "w";
+    spec.tensor.rule.kind = RuleKind::kAssign;
+    const Map map = loads.open(spec);
+    CHECK(map.runs == anchor.runs);
+    CHECK(map.object != anchor.object);
+    CHECK(loads.open(spec) == map);
+    Map out;
+    CHECK_CODE(loads.catalogue->open(tensor("d", {n}), &out), Code::kSpecMismatch);  // it is part of the spec
+  }
+}
+
+TEST(a_tensor_like_none_or_like_another_form_is_refused_and_leaves_no_trace) {
+  Loads loads(2);
+  loads.open(tensor("w", {1000}));
+  loads.open(table("t", 4));
+  ObjectSpec d = tensor("d", {1000});
+  d.tensor.like = "w";
+  loads.open(d);
+  Map out;
+  const auto refused = [&](const ObjectSpec& spec, const std::string& like, Code code, const char* why) {
+    ObjectSpec wrong = spec;
+    wrong.tensor.like = like;
+    const Status status = loads.catalogue->open(wrong, &out);
+    CHECK_CODE(status, code);
+    CHECK(status.message().find("tensor 'e': like '" + like + "': ") != std::string::npos);
+    CHECK(status.message().find(why) != std::string::npos);
+  };
+  refused(tensor("e", {1000}), "x", Code::kNotFound, "there is no such tensor");
+  refused(tensor("e", {1000}), "t", Code::kNotFound, "there is no such tensor");
+  refused(tensor("e", {1000}), "e", Code::kNotFound, "there is no such tensor");
+  refused(tensor("e", {1000}), "d", Code::kInvalidArgument, "is like 'w' itself");
+  refused(tensor("e", {999}), "w", Code::kInvalidArgument, "expected float32(1000,), saw float32(999,)");
+  refused(tensor("e", {1000}, Dtype::kInt64), "w", Code::kInvalidArgument, "saw int64(1000,)");
+  ObjectSpec elsewhere = tensor("e", {1000});
+  elsewhere.name = "other/e";
+  refused(elsewhere, "w", Code::kNotFound, "there is no such tensor");
+  CHECK_EQ(loads.catalogue->entries().size(), 3u);
+}
+
 TEST(an_object_with_another_spec_is_refused_with_both) {
   Loads loads(2);
   const Map map = loads.open(tensor("w", {10}));

@@ -52,6 +52,10 @@ class Arena {
     table_ = victim_.made(a_table("victims_rows", 4));
     own_tensor_ = victim_.made(fuzz_tensor());
     own_table_ = victim_.made(fuzz_table());
+    ObjectSpec alike = fuzz_tensor();
+    alike.tensor.like = alike.own_name();
+    alike.name += "_too";
+    alike_ = victim_.made(alike);
     for (uint32_t s = 0; s < 2; ++s) push_to_tensor(s);
     for (uint32_t s = 0; s < limits::kTableShards; s += 16) {
       const test::FramePart p =
@@ -70,7 +74,7 @@ class Arena {
     for (uint64_t n = 4 + r.below(10); n != 0; --n) {
       const auto s = static_cast<uint32_t>(r.below(2)), k = static_cast<uint32_t>(r.below(4));
       const uint64_t begin = s * 16'384, size = s == 0 ? 16'384 : 3'616;
-      switch (r.below(21)) {
+      switch (r.below(22)) {
         case 0: frames.push_back(with_body(Op::kOpen, body_of(some_spec()))); break;
         case 1: {
           const bool table = r.below(2) == 0;
@@ -150,6 +154,19 @@ class Arena {
           frames.back().parts[0].items += test::above(0, 0.5);
           break;
         case 15: frames.push_back(about(Op::kSnapshot, own_tensor_, s, tensor_sequence[s])); break;
+        case 20: {
+          const auto op = static_cast<VectorOp>(1 + r.below(kVectorOpMax));
+          wire::VectorItem item;
+          item.operation = static_cast<uint8_t>(op);
+          if (has_other(op)) {
+            item.object = r.below(3) == 0 ? own_tensor_.object : alike_.object;
+            item.term = 1;
+          }
+          if (has_number(op)) item.a = r.next();
+          const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
+          frames.push_back(about(Op::kVector, own_tensor_, s, tensor_sequence[s] += writes(op), body));
+          break;
+        }
         default:
           frames.push_back(about(r.below(2) == 0 ? Op::kRows : Op::kFingerprint, own_table_, k, table_sequence[k]));
       }
@@ -181,7 +198,8 @@ class Arena {
         continue;
       const Op op = h.operation();
       if (op == Op::kStep && pushes_to_victim(bytes, at, h)) return false;
-      const bool pushes = op == Op::kPush || op == Op::kPushPull || op == Op::kErase || op == Op::kPut;
+      const bool pushes =
+          op == Op::kPush || op == Op::kPushPull || op == Op::kErase || op == Op::kPut || op == Op::kVector;
       if (pushes && (h.object == tensor_.object || h.object == table_.object)) return false;
     }
     return true;
@@ -270,7 +288,7 @@ class Arena {
   uint64_t prints() { return victim_.fingerprint(tensor_, 2) + victim_.fingerprint(table_, limits::kTableShards); }
 
   Peer victim_;
-  Map tensor_, table_, own_tensor_, own_table_;
+  Map tensor_, table_, own_tensor_, own_table_, alike_;
   uint64_t next_[2] = {1, 1};
   uint64_t print_ = 0, sessions_;
   std::string expected_;
@@ -317,6 +335,8 @@ TEST(decoders_read_any_mutated_frame) {
         const std::string body(reinterpret_cast<const char*>(copy.get()) + at, p.items_bytes);
         Hello hello;
         Welcome welcome;
+        wire::VectorItem vector;
+        refused += !wire::decode(reinterpret_cast<const std::byte*>(body.data()), p.items_bytes, &vector).ok();
         wire::PutItem put;
         refused += !wire::decode(reinterpret_cast<const std::byte*>(body.data()), p.items_bytes, 3, &put).ok();
         ObjectSpec spec;

@@ -231,7 +231,7 @@ Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
       return refused(Code::kInvalidArgument,
                      "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(o.hypers));
     }
-  } else if (o.part.numbers_bytes != 0 && o.op() != Op::kPut) {
+  } else if (o.part.numbers_bytes != 0 && o.op() != Op::kPut && o.op() != Op::kVector) {
     return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(o.part.numbers_bytes) + " bytes");
   }
   if (placed(o) && o.lying == nullptr) return refused(Code::kInvalidArgument, "places without arenas");
@@ -254,6 +254,7 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   if (o.op() == Op::kPut) return check_put(o);
   if (o.op() == Op::kQuery) return check_query(o);
   if (o.op() == Op::kScan) return check_scan(o, out_bytes);
+  if (o.op() == Op::kVector) return check_vector(o);
   if (o.op() == Op::kSnapshot) {
     for (const Plane& plane : planes_of(spec, cut, o.part.shard)) *out_bytes += plane.bytes;
     return {};
@@ -362,12 +363,12 @@ bool Hosted::finite(const Order& o, uint64_t elements) const {
 Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
   if (o.op() == Op::kFingerprint || o.op() == Op::kRows || o.op() == Op::kClose) return {};
-  if (o.op() == Op::kPut || o.op() == Op::kSnapshot)
-    return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
   if (o.op() == Op::kQuery) return check_query(o);
   if (o.op() == Op::kScan) return check_scan(o, out_bytes);
+  if (o.op() != Op::kPull && o.op() != Op::kPush && o.op() != Op::kPushPull && o.op() != Op::kErase)
+    return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   const uint64_t keys = rows * key_bytes(o);
   if (o.op() == Op::kErase && o.part.items_bytes > keys) {
     Program where;
@@ -590,8 +591,9 @@ Ran Hosted::push(const Order& o, Shard& shard, Record& record, Status* status, s
     if (o.op() == Op::kPushPull || o.op() == Op::kPut) record.seen = shard.version;  // who puts weights knows them
     *has_read = gate == nullptr || !gate->sync().rounds();
   }
-  if (gate != nullptr && o.op() != Op::kPut) close(o, shard, !status->ok(), has_read);
+  if (gate != nullptr && !o.sets()) close(o, shard, !status->ok(), has_read);
   if (!used()) used_.store(true, std::memory_order_relaxed);
+  if (status->code() == Code::kStaleMap) reply->part.value = o.other_at;
   if (!status->ok() || o.op() == Op::kErase) record.keep(o.part.sequence, *status, reply->part.value);
   return waits ? Ran::kGated : Ran::kDone;
 }
@@ -620,6 +622,8 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
         if (const Record::Kept* kept = record.find(o.part.sequence); kept != nullptr) {
           status = kept->status;
           reply->part.value = kept->value;
+        } else if (o.op() == Op::kVector) {
+          status = {};  // it was done: what the other tensor is by now does not matter
         }
         break;
       case Admission::kApply: {
@@ -632,7 +636,7 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   if (gate != nullptr && status.ok()) {
     const uint64_t asked = clock_asked(o, gate->sync());
     if (asked != 0 && !gate->opens(o.rank, asked, os::now_ns())) return Ran::kGated;
-    if (gate->sync().rounds() && o.pushes() && o.op() != Op::kPut && shard.staged != nullptr)
+    if (gate->sync().rounds() && o.pushes() && !o.sets() && shard.staged != nullptr)
       status = static_cast<Rounds&>(*shard.staged).error(o.part.clock);
   }
   if (status.ok() && !has_read && (!o.pushes() || o.op() == Op::kPushPull) && o.op() != Op::kClose)
@@ -640,9 +644,13 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
   if (wants_numbers(o.op())) record.seen = shard.version;
   reply->part.sequence = record.sequence;
   reply->part.clock = seen(o, shard);
-  if (!status.ok()) {
+  if (status.code() == Code::kStaleMap && o.op() == Op::kVector) {  // of the other shard
+    if (!o.pushes()) reply->part.value = o.other_at;
+    reply->part.flags |= wire::kApart;
+    reply->items = status.message();
+  } else if (!status.ok()) {
     reply->refuse(status);
-  } else if (wants_numbers(o.op()) || o.op() == Op::kPush || o.op() == Op::kPut || o.op() == Op::kSnapshot) {
+  } else if (wants_numbers(o.op()) || o.op() == Op::kPush || o.sets() || o.op() == Op::kSnapshot) {
     reply->part.value = shard.version + 1;
   }
   return Ran::kDone;
@@ -688,6 +696,10 @@ Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* 
   }
   if (o.op() == Op::kPut) {
     put(o);
+    return {};
+  }
+  if (o.op() == Op::kVector) {
+    write_vector(o);
     return {};
   }
   const bool answers = o.op() == Op::kPushPull;
@@ -736,6 +748,7 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
       reply->part.value = from;
       return {};
     }
+    case Op::kVector: reply->part.value = dot(o); return {};
     case Op::kRows: reply->part.value = table_->rows(index); return {};
     case Op::kSnapshot: {
       for (const Tensor::Piece& piece : tensor_of(index).pieces_of(index)) {

@@ -57,12 +57,17 @@ struct Order {
   // How the answer is addressed: within a step parts are counted, whichever shards they are about.
   wire::Op frame_op{};
   uint32_t label = 0;
+  // Of a vector operation: what it is, and where the other shard is if it is not here (server/vector.h).
+  wire::VectorItem vector;
+  uint64_t other_at = 0;
 
   wire::Op op() const { return header.operation(); }
   // Whether it is numbered and changes the shard.
   bool pushes() const {
-    return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase || op() == wire::Op::kPut;
+    return op() == wire::Op::kPush || op() == wire::Op::kPushPull || op() == wire::Op::kErase || sets();
   }
+  // Whether it changes weights as they are: no contribution to an update, no iteration that closes.
+  bool sets() const { return op() == wire::Op::kPut || (op() == wire::Op::kVector && writes(vector.op())); }
 };
 
 // What is answered: the part's header (bytes and checksums are the sender's to fill in), and a message or keys.
@@ -149,6 +154,10 @@ class Hosted {
   Tensor& tensor_of(uint32_t shard) const { return inside(shard) ? *tensor_ : *came(shard); }
   Table* table() const { return table_.get(); }
   Target target(uint32_t shard) const { return {table_ == nullptr ? &tensor_of(shard) : nullptr, table_.get(), shard}; }
+  // Whether another tensor has the same cut, and was made to lie where this one does.
+  bool is_like(const Hosted& other) const;
+  // What is wrong with a vector operation on this tensor, but for the other one.
+  Status check_vector(const Order& order) const;
   // The server that has a shard, as far as is known here, and since which term.
   std::pair<uint32_t, uint32_t> whereabouts(uint32_t shard);
 
@@ -188,6 +197,8 @@ class Hosted {
   bool contribute(const Order& order, Shard& shard, Stage stage);
   Status apply(const Order& order, const Hyper& hyper, std::byte* out, Reply* reply);
   void put(const Order& order);
+  void write_vector(const Order& order);
+  uint64_t dot(const Order& order) const;
   Status read(const Order& order, std::byte* out, Reply* reply);
 
   const ObjectSpec spec_;

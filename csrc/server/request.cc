@@ -8,6 +8,7 @@
 #include "base/crc32c.h"
 #include "server/host.h"
 #include "server/parked_order.h"
+#include "server/vector.h"
 
 namespace windlass {
 
@@ -21,6 +22,7 @@ constexpr size_t kKeptListBytes = size_t{4} << 20;
 
 thread_local Buffer t_list;    // of the part at hand
 thread_local Buffer t_posted;  // of answers to others
+thread_local Buffer t_other;   // of a vector operation: its item, and the other shard's numbers
 
 }  // namespace
 
@@ -70,6 +72,10 @@ bool Request::is_large() const {
     bytes = std::max(about_.lying.in_bytes, about_.lying.out_bytes);
   } else if (about_.object != nullptr && about_.object->spec().is_table && header().operation() == Op::kPull) {
     bytes = bytes / sizeof(uint64_t) * about_.object->spec().table.dim * sizeof(float);
+  } else if (about_.object != nullptr && !about_.object->spec().is_table && header().operation() == Op::kVector) {
+    const TensorSpec& spec = about_.object->spec().tensor;
+    const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+    bytes = header().parts * cut.per_shard * size_of(spec.dtype);
   }
   return bytes >= (is_step() ? limits::kBulkBytesMin : limits::kCrewBytesMin);
 }
@@ -194,6 +200,10 @@ void Request::prepare(const Taken& taken, Ready* ready) const {
     order.rank = from_->guest()->rank_in(*about.object->crowd());
     if (order.op() == Op::kClose) std::memcpy(&order.object_weight, &order.part.value, sizeof order.object_weight);
   }
+  if (wrong.ok() && order.op() == Op::kVector && !ready->absent) {
+    wrong = wire::decode(order.items, order.part.items_bytes, &order.vector);
+    if (wrong.ok()) ready->other = read_other(from_->host(), *about.object, &order, &t_other);
+  }
   if (wrong.ok() && !about.misplaced.ok() && !order.pushes()) wrong = about.misplaced;
 }
 
@@ -234,6 +244,7 @@ void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
   Shard& shard = *ready.shard;
   uint64_t out_bytes = 0;
   Status checked = about.misplaced.ok() ? about.object->check(order, &out_bytes) : about.misplaced;
+  if (checked.ok()) checked = ready.other;
   std::byte* out = answers->open(out_bytes);
   if (out == nullptr) {
     checked = Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes) + " bytes");

@@ -70,6 +70,7 @@ class Request {
     About own;  // in a step
     Shard* shard = nullptr;
     Status wrong;
+    Status other;         // what is wrong with the other tensor of a vector operation
     bool absent = false;  // the object is here, the shard has never been
     bool ticks = false;   // it is about no shard: its worker closes all others
   };

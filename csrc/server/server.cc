@@ -46,6 +46,11 @@ Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std:
     *out = it->second.tensor;
     return {};
   }
+  if (!spec.like.empty()) {
+    const auto it = objects_.find(spec.like);
+    const bool there = it != objects_.end() && it->second.tensor != nullptr;
+    WL_RETURN_IF_ERROR(check_like(name, spec, there ? &it->second.tensor->spec() : nullptr));
+  }
   std::unique_ptr<Tensor> made;
   std::shared_ptr<ForeignRule> foreign;
   WL_RETURN_IF_ERROR(find_rule("tensor '" + name + "'", spec.rule, &foreign));

@@ -71,7 +71,8 @@ std::string describe(const Init& init) {
 std::string describe(const TensorSpec& s) {
   return "tensor(shape=" + describe_shape(s.shape.data(), s.shape.size()) + ", dtype=" + name_of(s.dtype) +
          ", rule=" + describe(s.rule) + ", init=" + describe(s.init) + ", seed=" + std::to_string(s.seed) +
-         ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ", sync=" + describe(s.sync) + ")";
+         ", reject_nonfinite=" + (s.reject_nonfinite ? "True" : "False") + ", sync=" + describe(s.sync) +
+         (s.like.empty() ? "" : ", like='" + s.like + "'") + ")";
 }
 
 Tensor::Tensor(std::string name, TensorSpec spec, const Cut& cut, Budget* budget, Run run)
@@ -124,6 +125,21 @@ void Tensor::give_memory() {
   budget_->refund(bytes_);
   memory_ = weights_ = nullptr;
   bytes_ = 0;
+}
+
+Status check_like(const std::string& name, const TensorSpec& spec, const TensorSpec* anchor) {
+  const std::string what = "tensor '" + name + "': like '" + spec.like + "': ";
+  if (anchor == nullptr) return Status(Code::kNotFound, what + "there is no such tensor");
+  if (!anchor->like.empty())
+    return Status(Code::kInvalidArgument,
+                  what + "that one is like '" + anchor->like + "' itself, which is to be named");
+  const uint32_t shards = cut_of(spec).shards, theirs = cut_of(*anchor).shards;
+  if (anchor->shape == spec.shape && anchor->dtype == spec.dtype && shards == theirs) return {};
+  const auto form = [&](const TensorSpec& s) {  // a rule may want all of a tensor in one shard
+    const std::string cut = shards != theirs ? " in " + std::to_string(cut_of(s).shards) + " shards" : "";
+    return std::string(name_of(s.dtype)) + describe_shape(s.shape.data(), s.shape.size()) + cut;
+  };
+  return Status(Code::kInvalidArgument, what + "expected " + form(*anchor) + ", saw " + form(spec));
 }
 
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {

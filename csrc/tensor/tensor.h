@@ -33,6 +33,7 @@ struct TensorSpec {
   uint64_t seed = 0;
   bool reject_nonfinite = false;
   Sync sync = {};
+  std::string like = {};  // the tensor of the same app whose cut and placement it shares; "": none
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 
   uint64_t elements() const;
@@ -71,6 +72,10 @@ struct Run {
 
 // Ok when such a tensor can be; *cut becomes how it is cut.
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut);
+
+// Ok when a tensor can lie where the one lies that its spec names. anchor: the spec of that one; nullptr: there is
+// none.
+Status check_like(const std::string& name, const TensorSpec& spec, const TensorSpec* anchor);
 
 class Tensor {
  public:

@@ -184,13 +184,15 @@ void encode(const ObjectSpec& s, wire::Writer* w) {
   w->put(s.is_table ? s.table.seed : s.tensor.seed);
   const Sync& sync = s.sync();
   w->put(sync.kind);
-  w->put_bytes(std::string(3, '\0'));
+  w->put(uint8_t{0});
+  w->put(static_cast<uint16_t>(s.is_table ? 0 : s.tensor.like.size()));
   w->put(sync.number);
   w->put(sync.seconds);
   if (!s.is_table) {
     for (const uint64_t d : s.tensor.shape) w->put(d);
   }
   w->put_bytes(s.name);
+  if (!s.is_table) w->put_bytes(s.tensor.like);
   encode(rule, w);
 }
 
@@ -203,12 +205,13 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   const auto a = r->get<double>(), b = r->get<double>();
   const auto seed = r->get<uint64_t>();
   const auto policy = r->get<uint8_t>();
-  r->get_bytes(3);
+  r->get<uint8_t>();
+  const size_t like = r->get<uint16_t>();
   const auto number = r->get<uint32_t>();
   const auto seconds = r->get<double>();
   if (!r->ok() || kind > 1 || dtype > static_cast<uint8_t>(Dtype::kFloat16) || reject > 1 ||
       rule >= static_cast<uint8_t>(RuleKind::kCount) || init > static_cast<uint8_t>(InitKind::kNormal) ||
-      dims > limits::kTensorDimsMax || policy >= Sync::kKinds)
+      dims > limits::kTensorDimsMax || policy >= Sync::kKinds || (kind == 1 && like != 0))
     return malformed("spec");
   s->is_table = kind == 1;
   RuleSpec rule_spec{static_cast<RuleKind>(rule), initial_state};
@@ -216,17 +219,19 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   const Sync sync{static_cast<Sync::Kind>(policy), number, seconds};
   std::vector<uint64_t> shape(dims);
   for (uint64_t& d : shape) d = r->get<uint64_t>();
-  const std::string text = r->get_bytes(name);
+  const std::string text = r->get_bytes(name), like_text = wire::printable(r->get_bytes(like));
   WL_RETURN_IF_ERROR(decode(r, &rule_spec));
   if (s->is_table) {
     s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {
-    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync};
+    s->tensor = TensorSpec{std::move(shape), static_cast<Dtype>(dtype), rule_spec, init_spec, seed, reject == 1, sync,
+                           like_text};
   }
   s->name = wire::printable(text);
   const size_t slash = s->name.find('/');
   if (!r->ok() || slash == std::string::npos) return malformed("spec");
   WL_RETURN_IF_ERROR(check_name("app", s->name.substr(0, slash)));
+  if (like != 0) WL_RETURN_IF_ERROR(check_name("like: tensor", s->tensor.like));
   return check_name(s->is_table ? "table" : "tensor", s->own_name());
 }
 

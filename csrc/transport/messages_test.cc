@@ -67,6 +67,7 @@ ObjectSpec some_spec(test::Random* random) {
     s.tensor.init = init;
     s.tensor.seed = random->next();
     s.tensor.reject_nonfinite = random->below(2) == 0;
+    if (random->below(3) == 0) s.tensor.like = some_name(random, limits::kNameBytesMax);
   }
   return s;
 }
@@ -401,6 +402,17 @@ TEST(names_are_checked_where_they_arrive) {
   CHECK_CODE(decoded("app/a/b"), Code::kInvalidArgument);
   CHECK_CODE(decoded(longest + "x/name"), Code::kInvalidArgument);
   CHECK_CODE(decoded("app/" + longest + "x"), Code::kInvalidArgument);
+  const auto like = [](const std::string& name) {
+    ObjectSpec spec, got;
+    spec.name = "app/w";
+    spec.tensor.shape = {1};
+    spec.tensor.like = name;
+    Exact from(bytes_of(spec));
+    return decode(&from.reader, &got);
+  };
+  CHECK_OK(like(longest));
+  CHECK_CODE(like(longest + "x"), Code::kInvalidArgument);
+  CHECK_CODE(like("app/v"), Code::kInvalidArgument);
   Hello hello, got;
   hello.servers = {"unix:/a"};
   for (const std::string& app : {std::string(), longest + "x", std::string("a/b")}) {

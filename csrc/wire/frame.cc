@@ -53,6 +53,7 @@ const char* name_of(Op op) {
     case Op::kSnapshot: return "snapshot";
     case Op::kCall: return "call";
     case Op::kQuery: return "query";
+    case Op::kVector: return "vector";
   }
   return "?";
 }
@@ -145,6 +146,26 @@ Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* ou
   if (item.sets_count > 1 || item.count > (item.sets_count != 0 ? limits::kUpdatesMax : 0))
     return Status(Code::kInvalidArgument, "put: a count of " + std::to_string(item.count) + " updates, at most " +
                                               std::to_string(limits::kUpdatesMax) + " and only where it is set");
+  *out = item;
+  return {};
+}
+
+Status decode(const std::byte* items, uint32_t bytes, VectorItem* out) {
+  VectorItem item;
+  if (bytes != sizeof item)
+    return Status(Code::kInvalidArgument,
+                  "vector: expected " + std::to_string(sizeof item) + " bytes of items, saw " + std::to_string(bytes));
+  std::memcpy(&item, items, sizeof item);
+  if (item.operation == 0 || item.operation > kVectorOpMax)
+    return Status(Code::kInvalidArgument, "vector: operation " + std::to_string(item.operation) + ", expected 1 to " +
+                                              std::to_string(kVectorOpMax));
+  const bool other = has_other(item.op());
+  if (item.zero[0] != 0 || item.zero[1] != 0 || item.zero[2] != 0 || item.zero_too != 0 ||
+      (!has_number(item.op()) && item.a != 0) || (item.object != 0) != other ||
+      (!other && (item.term != 0 || item.sequence != 0)))
+    return Status(Code::kInvalidArgument, std::string("vector: ") + name_of(item.op()) +
+                                              (other ? " needs another tensor" : " has no other tensor") +
+                                              ", and fields that it does not use are zeros");
   *out = item;
   return {};
 }

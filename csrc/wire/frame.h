@@ -14,6 +14,7 @@
 #include "base/dtype.h"
 #include "base/limits.h"
 #include "base/status.h"
+#include "base/vector_op.h"
 
 namespace windlass::wire {
 
@@ -41,8 +42,9 @@ enum class Op : uint8_t {
   kEnter,
   kPut,
   kSnapshot,
-  kQuery = 22,
-  kCall = 24,
+  kQuery,
+  kVector,
+  kCall,
 };
 inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kCall);
 // Operations that are about no shard: one part with a body.
@@ -90,6 +92,7 @@ enum PartFlag : uint16_t {
   kPlaced = 64,     // every span or key says where its numbers are
   kListed = 128,    // the items are elsewhere: in an arena
   kTicks = 256,     // all before its clock is closed, but at the objects that the worker's last tick named
+  kApart = 512,     // of a vector operation: nothing was done, since the other shard is not here or not ready
 };
 
 struct Part {
@@ -187,6 +190,22 @@ struct PutItem {
 static_assert(sizeof(PutItem) == 16);
 // Whatever is wrong with it is kInvalidArgument. arrays: how many the tensor has.
 Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* item);
+
+// What a part of a vector operation does: the items. There are no numbers: those of the other tensor are on the server.
+struct VectorItem {
+  uint8_t operation = 0;  // VectorOp
+  uint8_t zero[3] = {};
+  uint32_t object = 0;  // the other tensor; 0 where there is none
+  uint32_t term = 0;    // of its shard, as the client knows it
+  uint32_t zero_too = 0;
+  uint64_t sequence = 0;  // the push to that shard that must be seen
+  uint64_t a = 0;         // the bits of a float64, or of an int64 where the tensors are int64; 0 where there is none
+
+  VectorOp op() const { return static_cast<VectorOp>(operation); }
+};
+static_assert(sizeof(VectorItem) == 32);
+// Whatever is wrong with it is kInvalidArgument.
+Status decode(const std::byte* items, uint32_t bytes, VectorItem* item);
 
 void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
 void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);

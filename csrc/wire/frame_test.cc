@@ -311,7 +311,9 @@ TEST(other_versions_operations_and_dtypes_are_refused_by_name) {
     refused([&](Header* h) { h->dtype_out = static_cast<uint8_t>(dtype); }, "dtype");
   }
   refused([](Header* h) { h->magic = 0x32464C57; }, "magic");
-  for (uint8_t op = 1; op <= kOpMax; ++op) CHECK(std::strcmp(name_of(static_cast<Op>(op)), "?") != 0);
+  for (uint8_t op = 1; op <= kOpMax; ++op) {
+    CHECK(std::strcmp(name_of(static_cast<Op>(op)), "?") != 0);
+  }
 }
 
 TEST(padding_reaches_the_next_section) {

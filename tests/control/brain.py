@@ -88,8 +88,10 @@ class Brain:
         self.say(member, question)
         return self.last(member, m.Answer)
 
-    def open(self, member: int, name: str = "default/w", size: int = 1 << 20, number: int = 1) -> m.Answer:
-        return self.ask(member, m.Open(number, tensor_spec(name, (size,), "sgd", dtype=0)))
+    def open(
+        self, member: int, name: str = "default/w", size: int = 1 << 20, number: int = 1, like: str = ""
+    ) -> m.Answer:
+        return self.ask(member, m.Open(number, tensor_spec(name, (size,), "sgd", dtype=0, like=like)))
 
 
 def started(servers: int = 2, workers: int = 2, on_worker_loss: str = "continue", **terms: object) -> Brain:

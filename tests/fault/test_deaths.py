@@ -319,7 +319,7 @@ def test_stopped_a_server_is_a_timeout_in_time_and_what_was_pushed_is_applied_on
         cluster._timeout = 20
         tensor, table = handles()
         np.testing.assert_array_equal(
-            tensor.pull(), np.full((4, 2), int(name.startswith(("Tensor.push", "Tensor.put"))))
+            tensor.pull(), np.full((4, 2), int(name.startswith(("Tensor.push", "Tensor.put", "Tensor.fill"))))
         )
         assert time.monotonic() - started < LATE_S
         pushed, deleted = int(name.startswith("Table.push")), name == "Table.delete"

@@ -29,7 +29,7 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least |= {"blackout": 0.1, "servers back": 5, "moves cancelled": 0.1, "apps that grew": 0.5}
     least |= {"iterations": 100, "pulls": 200, "waits": 100, "updates": 25, "workers that go on": 1}
     least |= {"batches": 50, "recalls": 2, "ranges taken back": 2, "duplicates": 5, "leases asked for again": 1}
-    least |= {"ledgers checked": 0.25}
+    least |= {"ledgers checked": 0.25, "shards alike": 0.5}
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
 
@@ -95,6 +95,17 @@ def test_a_move_that_is_given_up_without_a_word_of_its_source_is_noticed():
             complaints.append(str(violation))
     print(complaints)
     assert sum("; the map says" in text for text in complaints) >= 4
+
+
+def test_tensors_that_are_alike_and_placed_each_for_itself_are_noticed():
+    complaints = []
+    for seed in range(10):
+        try:
+            simulate(seed, "alike")
+        except Violation as violation:
+            complaints.append(str(violation))
+    print(complaints)
+    assert sum("of two tensors that are alike is on" in text for text in complaints) >= 4
 
 
 def test_a_server_that_is_not_told_what_it_missed_is_noticed():

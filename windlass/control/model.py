@@ -97,6 +97,8 @@ class Object:
     shard_bytes: list[int]
     owners: list[int]
     terms: list[int]
+    group: str = ""  #: app/name of the tensor that it lies like, or its own: such shards lie and move together
+    form: str = ""  #: of a tensor: dtype and shape
 
     @property
     def app(self) -> str:
@@ -117,7 +119,7 @@ class Moving:
     source: int
     target: int
     term: int
-    asker: int
+    asker: int  #: 0: the scheduler itself
     question: int
     gone: str = ""  #: why the target is, if it is: whether the shard has left for it is the source's to say
 
@@ -130,3 +132,10 @@ class Spec:
     is_table: bool
     description: str
     shard_bytes: list[int]
+    like: str = ""  #: the name, within its app, of the tensor that it lies like; "": of none
+    form: str = ""  #: of a tensor: dtype and shape
+
+    @property
+    def group(self) -> str:
+        """app/name of the tensor that it lies like, or its own."""
+        return f"{self.name.partition('/')[0]}/{self.like}" if self.like else self.name

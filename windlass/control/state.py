@@ -83,6 +83,7 @@ class State:
         self._same_spec = same_spec
         self._next_object = 1
         self._next_move = 1
+        self._failed: dict[tuple[int, int], str] = {}  # by who asked for moves and under which number: the first error
         self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
         self._ready = 0  # servers that let clients in
         self._out: list[Action] = []
@@ -580,17 +581,44 @@ class State:
         if not self.servers:
             raise Wrong("ServerLost", f"{own_name!r}: there is no server")
         self._check_quota(spec)
-        owners = place(spec.shard_bytes, self.load_bytes)
-        terms = [FIRST_TERM] * len(owners)
+        owners = self._place_like(spec) if spec.like else place(spec.shard_bytes, self.load_bytes)
         made = Object(
-            self._next_object, spec.name, spec_bytes, spec.description, spec.is_table, spec.shard_bytes, owners, terms
+            self._next_object,
+            spec.name,
+            spec_bytes,
+            spec.description,
+            spec.is_table,
+            spec.shard_bytes,
+            owners,
+            [FIRST_TERM] * len(owners),
+            spec.group,
+            spec.form,
         )
         self._next_object += 1
         self.objects[made.number] = made
         self.by_name[made.name] = made.number
         for server, size in zip(owners, spec.shard_bytes, strict=True):
             self.load_bytes[server] += size
+        self._follow_moves(made)
         return made
+
+    def _place_like(self, spec: Spec) -> list[int]:
+        """Every shard where that of another tensor is."""
+        what = f"{spec.name.partition('/')[2]!r}: like {spec.like!r}"
+        there = self.objects.get(self.by_name.get(spec.group, 0))
+        if there is None or there.is_table:
+            raise Wrong("NotFound", f"{what}: there is no such tensor")
+        if there.group != there.name:
+            raise Wrong("InvalidArgument", f"{what}: that one is like {there.group!r} itself, which is to be named")
+        if there.form != spec.form:
+            raise Wrong("InvalidArgument", f"{what}: expected {there.form}, saw {spec.form}")
+        if len(there.owners) != len(spec.shard_bytes):  # a rule may want all of a tensor in one
+            shards = f"{len(there.owners)} shards, saw {len(spec.shard_bytes)}"
+            raise Wrong("InvalidArgument", f"{what}: expected {shards}")
+        for shard, server in enumerate(there.owners):
+            if server not in self.servers:
+                raise Wrong("ServerLost", f"{what}: its shard {shard} was on server {server}, which is lost")
+        return list(there.owners)
 
     def _check_quota(self, spec: Spec) -> None:
         app = spec.name.partition("/")[0]
@@ -626,20 +654,34 @@ class State:
         there = self.objects[self.by_name[question.name]]
         if question.shard >= len(there.owners):
             raise Wrong("InvalidArgument", f"{what}: it has shards 0 to {len(there.owners) - 1}")
-        source = there.owners[question.shard]
-        for server in (source, question.server):
+        alike = [o for o in self.objects.values() if o.group == there.group]
+        for server in (*(o.owners[question.shard] for o in alike), question.server):
             if server not in self.servers:
                 raise Wrong("ServerLost", f"{what}: there is no server {server}")
-        if source == question.server:
+        leaving = [o for o in alike if o.owners[question.shard] != question.server]
+        if not leaving:
             self._tell([asker], m.Answer(question.number))
             return
-        if any((v.object, v.shard) == (there.number, question.shard) for v in self.moves.values()):
+        numbers = {o.number for o in alike}
+        if any(v.object in numbers and v.shard == question.shard for v in self.moves.values()):
             raise Wrong("InvalidArgument", f"{what}: it is on its way already")
-        at = (there.number, question.shard)
-        term = self._last_term[at] = max(self._last_term.get(at, 0), there.terms[question.shard]) + 1
+        for o in leaving:
+            self._set_off(o, question.shard, question.server, asker, question.number)
+
+    def _set_off(self, there: Object, shard: int, target: int, asker: int, question: int) -> None:
+        at, source = (there.number, shard), there.owners[shard]
+        term = self._last_term[at] = max(self._last_term.get(at, 0), there.terms[shard]) + 1
         move, self._next_move = self._next_move, self._next_move + 1
-        self.moves[move] = Moving(*at, source, question.server, term, asker, question.number)
+        self.moves[move] = Moving(*at, source, target, term, asker, question)
         self._tell([self.servers[source]], self._order(move, self.moves[move]))
+
+    def _follow_moves(self, made: Object) -> None:
+        """A tensor that is like others, some of whose shards are on their way: its own go along."""
+        alike = {o.number for o in self.objects.values() if o.group == made.group and o is not made}
+        under_way = {v.shard: v for v in self.moves.values() if v.object in alike and not v.gone}
+        for shard, v in under_way.items():
+            if v.target != made.owners[shard]:
+                self._set_off(made, shard, v.target, v.asker, v.question)
 
     def _order(self, move: int, v: Moving) -> m.MoveShard | m.CancelMove:
         """With what the object is: whoever opened it may not have told the server yet."""
@@ -668,5 +710,22 @@ class State:
             if v.gone:
                 self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")
         error = error or v.gone
+        errand = (v.asker, v.question)
+        if error:
+            self._failed.setdefault(errand, error)
+        if any((other.asker, other.question) == errand for other in self.moves.values()):
+            return  # it is answered when all shards that are alike have come
+        error = self._failed.pop(errand, "")
+        if error and there is not None and v.asker:
+            self._bring_together(there.group, v.shard, v.source)
         if v.asker in self.members:
             self._tell([v.asker], m.Answer(v.question, "ServerLost" if error else "", error))
+
+    def _bring_together(self, group: str, shard: int, home: int) -> None:
+        """Some shards that are alike have moved and some could not: those that did go back, once."""
+        away = [o for o in self.objects.values() if o.group == group and o.owners[shard] != home]
+        apart = len({o.owners[shard] for o in self.objects.values() if o.group == group}) > 1
+        if not apart or home not in self.servers or any(o.owners[shard] not in self.servers for o in away):
+            return
+        for o in away:
+            self._set_off(o, shard, home, 0, self._next_move)

@@ -4,7 +4,8 @@ The scheduler's state machine, its liveness and the session logic are the very c
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
 partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
 workers that remain wait for a replacement of one that was lost; in every third one workers lease data; in all of them
-the app grows by a worker. In the end faults stop, the cluster settles, and everything that was promised is checked.
+the app grows by a worker, and there is a second tensor, like the first, whose shards move with those. In the end
+faults stop, the cluster settles, and everything that was promised is checked.
 The same seed gives the same history, to the last event.
 
     python -m windlass.testing.simulation --seeds 200
@@ -12,6 +13,7 @@ The same seed gives the same history, to the last event.
 
 import argparse
 import collections
+import dataclasses
 import functools
 import hashlib
 import heapq
@@ -44,7 +46,12 @@ class Violation(AssertionError):
 
 
 def _spec(data: bytes) -> Spec:
-    return Spec(f"{APP}/{data.decode()}", False, data.decode(), [1000] * SHARDS)
+    like = "w" if data == b"d" else ""
+    return Spec(f"{APP}/{data.decode()}", False, data.decode(), [1000] * SHARDS, like)
+
+
+def _like_nothing(data: bytes) -> Spec:
+    return dataclasses.replace(_spec(data), like="")
 
 
 class World:
@@ -109,6 +116,7 @@ class World:
             member.still = False
         self.note("faults stop")
         self._until(FAULTS_SECONDS + SETTLE_SECONDS / 2)
+        self._bring_together()
         half = {worker.incarnation: worker.clock.clock for worker in self.workers if worker.clock is not None}
         self._until(FAULTS_SECONDS + SETTLE_SECONDS)
         self.check()
@@ -192,6 +200,7 @@ class World:
             held = [(server, shard) for server in self.servers for shard in server.shards if server is not target]
             if held:
                 source, shard = self.random.choice(held)
+                shard %= SHARDS
                 source.still = True
                 self.after(4.5, source.wake)
                 self.brain.move(shard, target.index)
@@ -224,6 +233,29 @@ class World:
                 raise Violation(f"shard {shard} is on {holders}; the map says {owner}, term {term}")
             self._check_pushes(shard, self.servers[owner])
             self.counts["shards checked"] += 1
+        self._check_alike()
+
+    def _bring_together(self) -> None:
+        """An operator who sees that a move and the way back have both failed asks again."""
+        objects = self.brain.state.objects
+        for shard, owner in enumerate(objects[1].owners if objects else []):
+            self.brain.awake(functools.partial(self.brain.move, shard, owner))
+
+    def _check_alike(self) -> None:
+        """What is like another tensor is where that one is."""
+        state = self.brain.state
+        if 2 not in state.objects:
+            return
+        first, second = state.objects[1], state.objects[2]
+        for shard, (owner, other) in enumerate(zip(first.owners, second.owners, strict=True)):
+            if {owner, other} & set(state.lost):
+                continue
+            if owner != other:
+                raise Violation(f"shard {shard} of two tensors that are alike is on {owner} and {other}")
+            holders = [s.index for s in self.servers if s.alive and s.holds(SHARDS + shard)]
+            if second.terms[shard] > 1 and holders != [owner]:
+                raise Violation(f"shard {shard} of the second tensor is on {holders}; the map says {owner}")
+            self.counts["shards alike"] += second.terms[shard] > 1
 
     def _check_servers_views(self) -> None:
         """Every server knows the last view; who was lost has been replaced."""
@@ -279,7 +311,8 @@ class Brain:
     def __init__(self, world: World, servers: int) -> None:
         self.world = world
         kind = {"views": _Forgetful, "moves": _Hasty}.get(world.broken, State)
-        self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), _spec, lambda a, b: a == b)
+        read = _like_nothing if world.broken == "alike" else _spec
+        self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), read, lambda a, b: a == b)
         self.state.new_ledger = LEDGERS.get(world.broken, NotedLedger)
         self.alive = Liveness(5.0)
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
@@ -610,14 +643,16 @@ class Server(Member):
             self.world.counts["views of a start"] += view.started == view.number
             self.world.counts["views without workers"] += not view.workers
 
-    def attach(self, runs: list[tuple[int, int, int]]) -> None:
-        """An object of which it has shards, as a client says."""
+    def attach(self, runs: list[tuple[int, int, int]], object_: int = 1) -> None:
+        """An object of which it has shards, as a client says. Those of the second are counted behind the first's."""
         for i, (first, server, term) in enumerate(runs):
             end = runs[i + 1][0] if i + 1 < len(runs) else SHARDS
-            for shard in range(first, end) if server == self.index and term == 1 else ():
+            for index in range(first, end) if server == self.index and term == 1 else ():
+                shard = index + SHARDS * (object_ - 1)
                 if shard not in self.shards and shard not in self.moved:
                     self.shards[shard] = Shard(term)
-                    self.gates.hold(shard)
+                    if object_ == 1:
+                        self.gates.hold(shard)
 
     def push(self, sender: "Worker", incarnation: int, shard: int, sequence: int, value: int, request: int) -> None:
         """A frame has arrived."""
@@ -643,10 +678,11 @@ class Server(Member):
                 answer("ok")
 
     def _move(self, order: m.MoveShard) -> None:
-        self.attach(order.runs)
-        there = self.shards.get(order.shard)
-        if there is None or order.shard in self.moved:
-            if self.moved.get(order.shard) == (order.server, order.term):
+        self.attach(order.runs, order.object)
+        shard = order.shard + SHARDS * (order.object - 1)
+        there = self.shards.get(shard)
+        if there is None or shard in self.moved:
+            if self.moved.get(shard) == (order.server, order.term):
                 self._answer(order.move)  # it was done, and the word of it was lost
             return
         if there.frozen:
@@ -654,19 +690,20 @@ class Server(Member):
         there.frozen = True
         target = self.world.servers[order.server]
         mine = self.incarnation
-        self.world.note("moving", order.shard, self.index, order.server)
+        self.world.note("moving", shard, self.index, order.server)
 
         def arrive() -> None:
             ok = target.reachable() and self.reachable() and mine == self.incarnation
             ok = ok and order.move not in self._cancelled
             there.frozen = False
             if ok:
-                target.shards[order.shard] = there.copy(order.term, records=self.world.broken != "records")
-                target.moved.pop(order.shard, None)
-                gate = self.gates.gates.pop(order.shard, None)
-                target.gates.hold(order.shard, None if self.world.broken == "clocks" else gate)
-                self.moved[order.shard] = (order.server, order.term)
-                del self.shards[order.shard]
+                target.shards[shard] = there.copy(order.term, records=self.world.broken != "records")
+                target.moved.pop(shard, None)
+                if order.object == 1:
+                    gate = self.gates.gates.pop(shard, None)
+                    target.gates.hold(shard, None if self.world.broken == "clocks" else gate)
+                self.moved[shard] = (order.server, order.term)
+                del self.shards[shard]
                 self.world.counts["moves done"] += 1
             self._answer(order.move, "" if ok else "out of reach")
 
@@ -674,11 +711,12 @@ class Server(Member):
 
     def _cancel(self, order: m.CancelMove) -> None:
         """Who is at it says what became of it; else the shard has left or is here."""
-        there = self.shards.get(order.shard)
+        shard = order.shard + SHARDS * (order.object - 1)
+        there = self.shards.get(shard)
         self._cancelled.add(order.move)
         self.world.counts["moves cancelled"] += 1
         if there is None or not there.frozen:
-            left = self.moved.get(order.shard) == (order.server, order.term)
+            left = self.moved.get(shard) == (order.server, order.term)
             self._answer(order.move, "" if left else "it stays")
 
     def _answer(self, move: int, error: str = "") -> None:
@@ -747,15 +785,19 @@ class Worker(Member):
                     raise Violation("two workers have one rank")
                 first, self.view = self.view == 0, number
                 if first:
-                    self.tell(m.Open(1, b"w"))
+                    self._open()
                     self._push(self.incarnation)
                     self._lease()
             case m.Answer() | m.Recall() if self._leasing is not None and not getattr(message, "placed", None):
                 self._leasing.heard(message)
-            case m.Answer(_, error, _, placed) if placed and not error and not self._owners:
+            case m.Answer(1, error, _, placed) if placed and not error and not self._owners:
                 self._learn(placed[0].runs)
-            case m.ShardMoved(_, shard, server, term) if self._owners:
+            case m.ShardMoved(1, shard, server, term) if self._owners:
                 self.moved(shard, server, term)
+
+    def _open(self) -> None:
+        self.tell(m.Open(1, b"w"))
+        self.tell(m.Open(2, b"d"))
 
     def _lease(self) -> None:
         self._leasing = None
@@ -820,7 +862,7 @@ class Worker(Member):
         if incarnation != self.incarnation or not self.alive:
             return
         if self.view and not self._owners:
-            self.tell(m.Open(1, b"w"))  # the question was lost, or its answer
+            self._open()  # the question was lost, or its answer
         for box in self._boxes.values():
             box.lost()
         self._send()

@@ -1,0 +1,285 @@
+// Vector operations between tensors that are alike: TensorClient::vector.
+//
+// Each shard is done on its own, where both of its halves are (server/vector.h). A write is numbered like a push to
+// this tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence sent
+// there. A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's
+// shards are asked for themselves, which waits for those pushes and finds out where they are, and the operation is
+// tried again under a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or
+// while the shards of tensors that are alike move.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "client/remote.h"
+#include "client/tensor.h"
+
+namespace windlass {
+namespace {
+
+constexpr uint64_t kAtOnceBytes = uint64_t{32} << 20;  // of the other tensor, copied inside the process
+constexpr int64_t kPauseNs = 500'000, kPauseNsMax = 64'000'000;
+
+// One attempt at some shards, on servers elsewhere.
+class VectorCall final : public Work, public Remote {
+ public:
+  VectorCall(std::shared_ptr<TensorClient> client, std::shared_ptr<TensorClient> other, VectorOp op, uint64_t a,
+             std::vector<uint32_t> shards)
+      : Remote(client->links()),
+        client_(std::move(client)),
+        other_(std::move(other)),
+        op_(op),
+        a_(a),
+        shards_(std::move(shards)),
+        must_see_(shards_.size()),
+        dots_(shards_.size()) {}
+
+  Status start(const What& what, int64_t deadline_ns) {
+    Session& session = client_->session();
+    WL_RETURN_IF_ERROR(session.engine().enter());
+    make_trips({.op = wire::Op::kVector,
+                .object = client_->map().object,
+                .dtype_in = client_->spec().dtype,
+                .deadline_ns = deadline_ns},
+               *client_->owners(), shards_);
+    if (const Status status = reserve(what.text(), deadline_ns); !status.ok()) {
+      session.engine().leave();
+      return status;
+    }
+    begin_away(trips());
+    {
+      std::lock_guard lock(session.order_mutex());
+      std::vector<uint64_t>& sent = client_->progress()->sent;
+      if (other_ != nullptr) {
+        const std::vector<uint64_t>& seen = other_->progress()->sent;
+        for (size_t i = 0; i < shards_.size(); ++i) must_see_[i] = seen[shards_[i]];
+      }
+      number([&](uint32_t shard, Trip::Part* part) {
+        part->sequence = writes(op_) ? ++sent[shard] : sent[shard];
+        part->clock = session.clock();
+      });
+      submit(this);
+    }
+    set_off(How::kWait);
+    return {};
+  }
+  Status finish(const What& what, int64_t deadline_ns) {
+    if (wait_until(deadline_ns)) {
+      const Status s = status();
+      return s.ok() ? s : Status(s.code(), what.text() + ": " + s.message());
+    }
+    given_up_ = true;
+    const Status late(Code::kTimeout,
+                      what.text() + ": not done in time; " + stuck() + (writes(op_) ? "; what was sent goes on" : ""));
+    if (bool any = false; !writes(op_)) withdraw(true, late, &any);
+    return late;
+  }
+
+  // Of finished work.
+  const std::vector<uint64_t>& dots() const { return dots_; }
+  const std::vector<uint32_t>& apart() const { return apart_; }  // shards that nothing was done to
+  const std::string& why() const { return why_; }
+
+  // Work.
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+
+  // Cargo.
+  void describe(uint32_t, bool, wire::Part* to) override { to->items_bytes = sizeof(wire::VectorItem); }
+  void write_items(uint32_t part, bool, std::byte* to) override {
+    wire::VectorItem item;
+    item.operation = static_cast<uint8_t>(op_);
+    item.a = a_;
+    if (other_ != nullptr) {
+      item.object = other_->map().object;
+      item.term = other_->owners()->of(shards_[part]).term;  // what is known when it leaves, again each time
+      item.sequence = must_see_[part];
+    }
+    std::memcpy(to, &item, sizeof item);
+  }
+  const std::byte* numbers(uint32_t) override { return nullptr; }
+  void gather(uint32_t, std::byte*) override {}
+  std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
+  Status land(uint32_t part, bool, const wire::Part& answer, const std::string& items, const std::byte*) override {
+    dots_[part] = answer.value;
+    if ((answer.flags & wire::kApart) == 0) return {};
+    if (other_ == nullptr) return Status(Code::kProtocolError, "apart, but there is no other tensor");
+    const auto server = static_cast<uint32_t>(answer.value), term = static_cast<uint32_t>(answer.value >> 32);
+    if (server < links_->servers().size()) other_->owners()->learn(shards_[part], {server, term});
+    std::lock_guard lock(mutex_);
+    apart_.push_back(shards_[part]);
+    why_ = wire::printable(items);
+    return {};
+  }
+  void over(const Status& status) override { end_away(status); }
+  Owners* owners(uint32_t part, uint32_t* shard) override {
+    *shard = shards_[part];
+    return client_->owners().get();
+  }
+
+ protected:
+  Turn& turn(uint32_t) override { __builtin_unreachable(); }
+  Status run(uint32_t, bool) override { return {}; }
+  void finished() override {
+    if (!given_up_ || !writes(op_)) return;
+    Status s = status();
+    std::lock_guard lock(mutex_);
+    if (s.ok() && !apart_.empty()) s = Status(Code::kTimeout, "shards that never got it: " + why_);
+    if (s.ok()) return;
+    client_->progress()->unseen.add(
+        Status(s.code(), What{name_of(op_), "tensor", client_->name()}.text() + ": " + s.message()));
+  }
+  void over() override { client_->session().engine().leave(); }
+
+ private:
+  const std::shared_ptr<TensorClient> client_, other_;
+  const VectorOp op_;
+  const uint64_t a_;
+  const std::vector<uint32_t> shards_;
+  std::vector<uint64_t> must_see_;  // of each part: the last sequence sent to the other shard
+  std::vector<uint64_t> dots_;      // of each part
+  std::mutex mutex_;
+  std::vector<uint32_t> apart_;
+  std::string why_;  // of the last of them
+  std::atomic<bool> given_up_{false};
+};
+
+bool is_finite(Dtype dtype, uint64_t a) {
+  if (dtype == Dtype::kInt64) return true;
+  const auto number = std::bit_cast<double>(a);
+  return std::isfinite(dtype == Dtype::kFloat32 ? static_cast<float>(number) : number);
+}
+
+}  // namespace
+
+Status TensorClient::check_other(VectorOp op, const TensorClient& other) const {
+  const std::string what = What{name_of(op), "tensor", name_}.text() + " with tensor '" + other.name_ + "': ";
+  if (&other.session() != &session())
+    return Status(Code::kInvalidArgument, what + "expected a tensor of the same worker, saw another's");
+  if (group_ == other.group_ && spec_.shape == other.spec_.shape && spec_.dtype == other.spec_.dtype) return {};
+  return Status(Code::kInvalidArgument, what +
+                                            "expected a tensor that was made with like=, to lie where this one does\n" +
+                                            "  this:  " + describe(spec_) + "\n  other: " + describe(other.spec_));
+}
+
+Status TensorClient::vector(VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns, uint64_t* dot) {
+  const What what{name_of(op), "tensor", name_};
+  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(take_unseen());
+  if (other != nullptr) {
+    WL_RETURN_IF_ERROR(check_other(op, *other));
+    WL_RETURN_IF_ERROR(other->take_unseen());
+  }
+  if (spec_.reject_nonfinite && writes(op) && !is_finite(spec_.dtype, a))
+    return Status(Code::kNonFinite, what.text() + ": the number is NaN or infinity; nothing was changed");
+  std::vector<uint64_t> dots(cut_.shards);
+  WL_RETURN_IF_ERROR(remote() ? vector_away(what, op, other, a, deadline_ns, dots.data())
+                              : vector_here(what, op, other, a, deadline_ns, dots.data()));
+  // In the order of the shards: the same sum for any number of servers.
+  if (spec_.dtype == Dtype::kInt64) {
+    *dot = std::accumulate(dots.begin(), dots.end(), uint64_t{0});
+    return {};
+  }
+  double sum = 0;
+  for (const uint64_t d : dots) sum += std::bit_cast<double>(d);
+  *dot = std::bit_cast<uint64_t>(sum);
+  return {};
+}
+
+Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+                                 uint64_t* dots) {
+  const std::shared_ptr<TensorClient> alive = other != nullptr ? other->shared_from_this() : nullptr;
+  std::vector<uint32_t> left(cut_.shards);
+  std::iota(left.begin(), left.end(), 0);
+  std::string why;  // some were refused, the last time
+  // Who runs out of time is told where the shards are that were apart.
+  const auto placed = [&](const Status& status) {
+    if (status.code() != Code::kTimeout || why.empty()) return status;
+    const auto server = [&](TensorClient& t) { return std::to_string(t.owners()->of(left[0]).server); };
+    return Status(Code::kTimeout, status.message() + "; shard " + std::to_string(left[0]) + " of '" + name_ +
+                                      "' is on server " + server(*this) + ", that of '" + other->name_ +
+                                      "' on server " + server(*other) + "; the last of " + std::to_string(left.size()) +
+                                      " to be refused: " + why);
+  };
+  for (int64_t pause_ns = kPauseNs; !left.empty(); pause_ns = std::min(2 * pause_ns, kPauseNsMax)) {
+    const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, op, a, left));
+    if (const Status status = call->start(what, deadline_ns); !status.ok()) return placed(status);
+    if (const Status status = call->finish(what, deadline_ns); !status.ok()) return placed(status);
+    for (size_t i = 0; i < left.size(); ++i) dots[left[i]] = call->dots()[i];
+    left = call->apart();
+    if (left.empty()) break;
+    std::sort(left.begin(), left.end());
+    const bool again = !std::exchange(why, call->why()).empty();
+    if (const Status status = other->settle(what, left, deadline_ns); !status.ok()) return placed(status);
+    if (!again) continue;  // mostly that was all
+    if (os::now_ns() + pause_ns >= deadline_ns)
+      return placed(Status(Code::kTimeout, what.text() + ": not done in time"));
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
+  }
+  return {};
+}
+
+// Until what this session has pushed to these shards is there, and it is known where they are.
+Status TensorClient::settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns) {
+  wire::VectorItem item;  // any question that waits for pushes, at no gate
+  item.operation = static_cast<uint8_t>(VectorOp::kDot);
+  item.object = map().object;
+  const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
+  const Ref<Exchange> exchange(new Exchange(links()));
+  return exchange->ask_shards(wire::Op::kVector, owners(), shards, sent(), 0, body, what.text(), deadline_ns);
+}
+
+// Inside the process: at the turns of the other tensor's shards their numbers are copied, then this tensor's shards are
+// worked on. Nobody holds two turns.
+Status TensorClient::vector_here(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+                                 uint64_t* dots) {
+  const bool copies = other != nullptr && other->tensor_ != tensor_;
+  const size_t size = size_of(spec_.dtype);
+  const uint64_t shard_bytes = cut_.per_shard * size;
+  const uint32_t at_once = copies ? static_cast<uint32_t>(std::max<uint64_t>(kAtOnceBytes / shard_bytes, 1)) : ~0u;
+  const std::unique_ptr<std::byte[]> memory =
+      copies ? std::make_unique_for_overwrite<std::byte[]>(std::min(at_once, cut_.shards) * shard_bytes) : nullptr;
+  const auto elements = [&](uint32_t shard) { return cut_.end_of(shard) - cut_.first_of(shard); };
+  const auto alive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      shared_from_this(), other != nullptr ? other->shared_from_this() : nullptr);
+  for (uint32_t first = 0, n = 0; first < cut_.shards; first += n) {
+    n = std::min(at_once, cut_.shards - first);
+    if (copies) {
+      WL_RETURN_IF_ERROR(each_shard(
+          what, n, [&](uint32_t i) -> Turn& { return other->tensor_->shard(first + i).turn; },
+          [&](uint32_t i) {
+            std::memcpy(memory.get() + i * shard_bytes, other->tensor_->weights_of(first + i),
+                        elements(first + i) * size);
+            return Status();
+          },
+          alive, deadline_ns));
+    }
+    const Status status = each_shard(
+        what, n, [&](uint32_t i) -> Turn& { return tensor_->shard(first + i).turn; },
+        [&](uint32_t i) {
+          const uint32_t shard = first + i;
+          std::byte* const y = tensor_->pieces_of(shard)[0].data;
+          const std::byte* const x = copies ? memory.get() + i * shard_bytes : y;
+          if (!writes(op)) {
+            dots[shard] = kernels().dot(spec_.dtype, y, x, elements(shard));
+            return Status();
+          }
+          if (copies && spec_.reject_nonfinite && !kernels().finite(spec_.dtype, x, elements(shard)))
+            return Status(Code::kNonFinite,
+                          what.text() + ": NaN or infinity; nothing was applied to shard " + std::to_string(shard));
+          kernels().vector(op, spec_.dtype, y, x, a, elements(shard));
+          ++tensor_->shard(shard).version;
+          return Status();
+        },
+        alive, deadline_ns);
+    if (status.code() == Code::kTimeout && writes(op))
+      return Status(Code::kTimeout, status.message() + "; shards that were busy never got it");
+    WL_RETURN_IF_ERROR(status);
+  }
+  return {};
+}
+
+}  // namespace windlass
