@@ -30,6 +30,105 @@ def crc32c(data: bytes) -> int:
 def cores() -> int:
     """Cores this process may run on."""
 
+class UserCall:
+    """A function of the user's that is to be called."""
+
+    @property
+    def finds(self) -> bool:
+        """Whether only its name is asked for."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is a function that reads."""
+
+    @property
+    def arguments(self) -> bytes: ...
+
+    @property
+    def numbers(self) -> object:
+        """What a function reads: rows, as a copy."""
+
+    @property
+    def keys(self) -> object:
+        """Of a table's rows; else None."""
+
+    @property
+    def shard(self) -> int: ...
+
+    def give(self, result: bytes) -> None:
+        """What a function that reads has found."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def function(self) -> int: ...
+
+    @function.setter
+    def function(self, arg: int, /) -> None: ...
+
+    @property
+    def layout(self) -> tuple[int, int, int, bool, bool, bool]: ...
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def w(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def g(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def state(self) -> list: ...
+
+    @property
+    def row_scalars(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def shard_scalars(self) -> NDArray[numpy.float32]: ...
+
+    @property
+    def counts(self) -> object: ...
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def hyper(self) -> list[float]: ...
+
+class UserCode:
+    """Calls of functions of the user's, which one thread of Python's runs."""
+
+    def __init__(self, seconds: float) -> None: ...
+
+    def next(self, seconds: float) -> UserCall | None:
+        """The next call; None when there is none for so long, or never again."""
+
+    def end(self, call: UserCall, error: int = 0, message: str = '') -> None:
+        """How it went: 0, or the number of an error in windlass._errors.ERRORS."""
+
+    def wait_given_up(self, seconds: float) -> bool:
+        """Whether a call that runs was given up."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def close(self) -> None: ...
+
 class Dtype(enum.Enum):
     FLOAT32 = 0
 
@@ -62,6 +161,13 @@ class RuleKind(enum.Enum):
 
     AVERAGE = 9
 
+    FOREIGN = 10
+
+class RuleSpec:
+    """What is fixed of a rule when an object is made."""
+
+    def __init__(self, kind: RuleKind, initial_state: float = 0.0, clip: float = 0.0, lowest: float = float('-inf'), highest: float = float('inf'), schedule: tuple[int, int, int, float] = (0, 0, 0, 0.0), foreign: tuple[str, int, int, int, bool, bool, bool] = ('', 0, 0, 0, False, False, False)) -> None: ...
+
 class InitKind(enum.Enum):
     ZEROS = 0
 
@@ -84,6 +190,9 @@ class Engine:
         """
         Whoever waits at a gate inside the process for so long logs for whom, and again after as long.
         """
+
+    def set_user_code(self, code: UserCode) -> None:
+        """Who runs rules and functions of the user's. Before any object is made."""
 
     def empty(self, shape: Sequence[int], dtype: Dtype) -> NDArray:
         """A registered array, not zeroed."""
@@ -187,6 +296,11 @@ class Version:
 
     def __repr__(self) -> str: ...
 
+class TensorKeys:
+    """Walks the numbers of rows in chunks."""
+
+    def next(self, most: int, timeout: float) -> NDArray[numpy.uint64]: ...
+
 class VectorOp(enum.Enum):
     """What is done with a tensor and another that is like it."""
 
@@ -207,7 +321,7 @@ class VectorOp(enum.Enum):
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], like: str, timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], like: str, timeout: float) -> None: ...
 
     def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> None:
         """
@@ -221,6 +335,9 @@ class Tensor:
         """The same as part of a step; out must outlive it."""
 
     def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
+
+    def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        """A function of the user's, called with every shard: its results."""
 
     def snapshot(self, arrays: list, updates: object, timeout: float) -> None:
         """Weights, state arrays and counts of updates, written into these."""
@@ -257,6 +374,12 @@ class Tensor:
     def shard_elements(self) -> int:
         """Elements of a shard; the last may have fewer."""
 
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
+
+    def keys(self, where: bytes) -> TensorKeys:
+        """The numbers of rows for which an expression holds."""
+
     @property
     def remote(self) -> bool: ...
 
@@ -271,7 +394,7 @@ class Export:
 class Table:
     """A session's handle on a table."""
 
-    def __init__(self, session: Session, name: str, dim: int, rule: RuleKind, initial_state: float, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
 
     def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> None:
         """
@@ -284,7 +407,16 @@ class Table:
     def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool) -> None:
         """The same as part of a step; out must outlive it."""
 
-    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
+    def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        """A function of the user's, called with every shard: its results."""
+
+    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
+        """
+        Takes rows out, or those for which an expression holds; returns how many.
+        """
+
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
 
     def rows(self, timeout: float) -> int: ...
 
@@ -299,7 +431,8 @@ class Table:
         The server that has a shard, as this client knows, and since which term.
         """
 
-    def export(self) -> Export: ...
+    def export(self, where: bytes, keys_only: bool) -> Export:
+        """All rows, or those for which an expression holds."""
 
 class Departure:
     """A shard that leaves for another server."""
@@ -343,6 +476,11 @@ class Host:
         """Takes an authenticated socket, also when it raises."""
 
     def close(self, timeout: float) -> None: ...
+
+    def set_user_code(self, code: UserCode) -> None:
+        """
+        Who runs rules and functions of the user's. Before the first connection.
+        """
 
     def set_cluster(self, cluster: int) -> None:
         """Clients of another cluster are refused."""
