@@ -5,6 +5,8 @@ import struct
 RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
 
 ASP = struct.pack("<B3xId", 0, 0, 0.0)  # the policy
+#: What a rule may have besides: bounds, a schedule, and what one of the user's keeps. Here none of that.
+PLAIN = struct.pack("<fffB3xQQdBBBxIH", 0.0, float("-inf"), float("inf"), 0, 0, 0, 0.0, 0, 0, 0, 0, 0)
 
 
 def tensor_spec(
@@ -17,10 +19,11 @@ def tensor_spec(
         + struct.pack(f"<{len(shape)}Q", *shape)
         + name.encode()
         + like.encode()
+        + PLAIN
     )
 
 
 def table_spec(name: str, dim: int, rule: str = "sum") -> bytes:
     """The body that opens a table."""
     head = struct.pack("<BBBBBBHIfddQ", 1, 0, RULES[rule], 0, 0, 0, len(name), dim, 0.0, 0.0, 0.0, 0)
-    return head + ASP + name.encode()
+    return head + ASP + name.encode() + PLAIN
