@@ -310,7 +310,7 @@ class Cluster:
     ) -> Tensor:
         """Creates a tensor, or opens it if it is there with the same spec.
 
-        dtype: float32; for Sum, Max and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
+        dtype: float32; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN and infinity.
         sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
         """
         what = f"tensor {name!r}"
