@@ -227,11 +227,16 @@ void divide(float* into, float by, size_t n) {
   for (size_t i = 0; i < n; ++i) into[i] /= by;
 }
 
+inline float clamped(float x, float lowest, float highest) {
+  const float above = x < lowest ? lowest : x;
+  return above > highest ? highest : above;
+}
+void clamp_to(const float* WL_RESTRICT in, float* WL_RESTRICT out, float lowest, float highest, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = clamped(in[i], lowest, highest);
+}
 void clamp(const float* in, float* out, float lowest, float highest, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    const float x = in[i], above = x < lowest ? lowest : x;
-    out[i] = above > highest ? highest : above;
-  }
+  if (in != out) return clamp_to(in, out, lowest, highest, n);
+  for (size_t i = 0; i < n; ++i) out[i] = clamped(out[i], lowest, highest);
 }
 
 }  // namespace
