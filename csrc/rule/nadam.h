@@ -23,14 +23,15 @@ struct NAdam {
   //
   //   -ln of the product of all 1 - q^s / 2  =  sum over k of 2^-k / k * (q^k + q^2k + ... + q^tk)
   //
-  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). 2^-k / k leaves nothing to add after k = 50.
-  static double product(double beta1, double y, uint64_t t) {
+  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). After k = 40 there is nothing left to add, t being small
+  // wherever the product matters.
+  static double product(double beta1, double y, uint64_t t, double mu_t) {
+    if (power(mu_t, t) < 0x1p-60) return 0.0;  // no factor is larger than the last, and 1 - product is 1
     const double powers = power(beta1, t);
-    if (powers < 0x1p-70) return 0.0;  // 1 - product is 1
     const double fall = fallen(y), falls = fallen(y * static_cast<double>(t));
     double one = fall, all = falls;  // 1 - q^k, 1 - q^tk
     double half = 0.5, sum = 0.0;
-    for (int k = 1; k <= 50; ++k, half *= 0.5) {
+    for (int k = 1; k <= 40; ++k, half *= 0.5) {
       sum += half / k * (1.0 - one) * (one > 0.0 ? all / one : static_cast<double>(t));
       one += (1.0 - one) * fall;
       all += (1.0 - all) * falls;
@@ -42,7 +43,7 @@ struct NAdam {
   static Step prepare(const Hyper& h, uint64_t count) {
     Step s;
     const double lr = h.v[kLr], beta1 = h.v[kBeta1], y = h.v[kMomentumDecay] * kRate, t = static_cast<double>(count);
-    const double now = mu(beta1, y, t), next = mu(beta1, y, t + 1), so_far = product(beta1, y, count);
+    const double now = mu(beta1, y, t), next = mu(beta1, y, t + 1), so_far = product(beta1, y, count, now);
     s.f[0] = static_cast<float>(lr * (1.0 - now) / (1.0 - so_far));
     s.f[1] = static_cast<float>(lr * next / (1.0 - so_far * next));
     s.f[2] = static_cast<float>(1.0 / __builtin_sqrt(1.0 - power(h.v[kBeta2], count)));
