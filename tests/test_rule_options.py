@@ -153,7 +153,7 @@ def test_bounds_are_for_float32(cluster: wl.Cluster, dtype: type, option: Any):
         cluster.tensor("w", (3,), rule=wl.Sum(**option), dtype=dtype)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "1", (1, 2)])
+@pytest.mark.parametrize("value", [0, -1, 1e-50, float("nan"), float("inf"), True, "1", (1, 2)])
 def test_a_clip_value_is_a_number_above_zero(value: Any):
     with pytest.raises(wl.InvalidArgument, match="SGD: clip_value must be a finite float32 above 0, or None, not "):
         wl.SGD(lr=0.1, clip_value=value)

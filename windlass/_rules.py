@@ -14,6 +14,7 @@ from windlass._errors import InvalidArgument
 from windlass._schedule import Schedule
 
 _FLOAT32_MAX = 3.4028234e38
+_FLOAT32_MIN = 2.0**-126  # above 0, without losing digits
 _NUMBERS_MAX = 8  # that travel with a push
 OPTIONS = ("clip_value", "clip_weights", "schedule")  #: of any rule
 
@@ -45,7 +46,8 @@ class Rule:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.__repr__ = Rule.__repr__  # type: ignore[method-assign]  # before dataclasses would make one
+        if "__repr__" not in cls.__dict__:
+            cls.__repr__ = Rule.__repr__  # type: ignore[method-assign]  # before dataclasses would make one
 
     def __repr__(self) -> str:
         own = [f for f in dataclasses.fields(self) if f.name not in OPTIONS]
@@ -73,7 +75,7 @@ class Rule:
     def _check_options(self) -> None:
         clip, bounds, schedule = self.clip_value, self.clip_weights, self.schedule
         if clip is not None:
-            self._require(_is_float32(clip) and clip > 0, "clip_value", "a finite float32 above 0, or None")
+            self._require(_is_float32(clip) and clip >= _FLOAT32_MIN, "clip_value", "a finite float32 above 0, or None")
             object.__setattr__(self, "clip_value", float(clip))
         if bounds is not None:
             two = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(_is_float32(x) for x in bounds)
