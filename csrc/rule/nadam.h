@@ -23,8 +23,8 @@ struct NAdam {
   //
   //   -ln of the product of all 1 - q^s / 2  =  sum over k of 2^-k / k * (q^k + q^2k + ... + q^tk)
   //
-  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). After k = 40 there is nothing left to add, t being small
-  // wherever the product matters.
+  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). After k = 40 there is nothing left to add, t being
+  // small wherever the product matters.
   static double product(double beta1, double y, uint64_t t, double mu_t) {
     if (power(mu_t, t) < 0x1p-60) return 0.0;  // no factor is larger than the last, and 1 - product is 1
     const double powers = power(beta1, t);
