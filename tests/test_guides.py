@@ -23,8 +23,10 @@ def examples(guide: Path) -> list[tuple[int, str]]:
     [
         ("consistency.md", 10),
         ("data.md", 5),
+        ("functions.md", 5),
         ("pytorch.md", 9),
         ("rules.md", 5),
+        ("your-code.md", 5),
         ("coming-from/ddp.md", 1),
         ("coming-from/torch-rpc.md", 2),
         ("coming-from/ps-lite.md", 2),

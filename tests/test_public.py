@@ -10,6 +10,7 @@ import pytest
 
 import windlass as wl
 from windlass import _core, _errors
+from windlass._query import Queries
 
 CSRC = pathlib.Path(__file__).parents[1] / "csrc"
 
@@ -36,7 +37,8 @@ def public_members() -> list[tuple[str, object]]:
             continue
         fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
         fields |= set(getattr(value, "_fields", ()))
-        for attribute, member in vars(value).items():
+        inherited = vars(Queries) if issubclass(value, Queries) else {}
+        for attribute, member in {**inherited, **vars(value)}.items():
             slot = isinstance(member, types.MemberDescriptorType)
             if not attribute.startswith("_") and attribute not in fields and not slot:
                 found.append((f"{name}.{attribute}", member))
@@ -57,7 +59,15 @@ def test_every_public_thing_has_a_docstring(name: str, value: object):
 
 def test_public_members_are_looked_into():
     names = {name for name, _ in public_members()}
-    assert {"connect", "Cluster.tensor", "Tensor.push_pull", "Tensor.shape", "Table.export", "Future.wait"} <= names
+    assert {
+        "connect",
+        "Cluster.tensor",
+        "Tensor.push_pull",
+        "Tensor.shape",
+        "Table.export",
+        "Table.top_k",
+        "Future.wait",
+    } <= names
 
 
 def test_the_version_is_the_distributions():

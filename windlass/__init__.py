@@ -53,6 +53,7 @@ from windlass._optimizers import (
     RMSProp,
     RowAdagrad,
 )
+from windlass._query import Histogram, TopK
 from windlass._rules import Assign, Average, Max, Min, Rule, Sum
 from windlass._schedule import Schedule
 from windlass._slots import Slots
@@ -63,6 +64,7 @@ from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 from windlass._torch_rule import TorchRule
 from windlass._user_rules import rule
+from windlass._where import Expression, key, row
 
 __version__ = "0.1.0"
 
@@ -101,9 +103,11 @@ __all__ = [
     "Constant",
     "Delayed",
     "Elastic",
+    "Expression",
     "ForkedProcess",
     "FunctionFailed",
     "Future",
+    "Histogram",
     "Init",
     "InternalError",
     "InvalidArgument",
@@ -137,6 +141,7 @@ __all__ = [
     "Table",
     "Tensor",
     "Timeout",
+    "TopK",
     "TorchRule",
     "Uniform",
     "Version",
@@ -145,6 +150,8 @@ __all__ = [
     "Zeros",
     "connect",
     "function",
+    "key",
+    "row",
     "rule",
     "unique",
 ]

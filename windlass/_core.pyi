@@ -319,6 +319,11 @@ class Version:
 
     def __repr__(self) -> str: ...
 
+class TensorKeys:
+    """Walks the numbers of rows in chunks."""
+
+    def next(self, most: int, timeout: float) -> NDArray[numpy.uint64]: ...
+
 class Tensor:
     """A session's handle on a tensor."""
 
@@ -370,6 +375,12 @@ class Tensor:
     def shard_elements(self) -> int:
         """Elements of a shard; the last may have fewer."""
 
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
+
+    def keys(self, where: bytes) -> TensorKeys:
+        """The numbers of rows for which an expression holds."""
+
     @property
     def remote(self) -> bool: ...
 
@@ -400,7 +411,13 @@ class Table:
     def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
         """A function of the user's, called with every shard: its results."""
 
-    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> int: ...
+    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
+        """
+        Takes rows out, or those for which an expression holds; returns how many.
+        """
+
+    def query(self, query: bytes, timeout: float) -> bytes:
+        """The answer to a query, as bytes."""
 
     def rows(self, timeout: float) -> int: ...
 
@@ -415,7 +432,8 @@ class Table:
         The server that has a shard, as this client knows, and since which term.
         """
 
-    def export(self) -> Export: ...
+    def export(self, where: bytes, keys_only: bool) -> Export:
+        """All rows, or those for which an expression holds."""
 
 class Departure:
     """A shard that leaves for another server."""

@@ -1,6 +1,7 @@
 """Tables: maps from 64-bit keys to rows, which grow by themselves."""
 
 from collections.abc import Iterable, Iterator
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,10 +13,12 @@ from windlass._errors import InvalidArgument
 from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Init
+from windlass._query import Keys, Queries
 from windlass._rules import Rule
 from windlass._step import Step, given
 from windlass._sync import Sync
 from windlass._tensor import _nothing, check_weight, given_output, landing_for, new_output
+from windlass._where import Expression
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -28,7 +31,7 @@ class Chunk(NamedTuple):
     weights: "np.ndarray[Any, np.dtype[np.float32]]"  #: (n, dim)
 
 
-class Table:
+class Table(Queries):
     """A named map from 64-bit keys to rows of `dim` float32 numbers; made by ``cluster.table()``.
 
     Keys are arrays of int64, uint64 or int32, in any order, repeated ones too. They are bit patterns: -1 and
@@ -237,10 +240,21 @@ class Table:
         step._kept.append((grad, target))
         return result
 
-    def delete(self, keys: ArrayLike, *, timeout: float | None = None) -> int:
-        """Takes rows out, with their rule state; returns how many there were."""
+    def delete(
+        self, keys: "ArrayLike | EllipsisType" = ..., *, where: Expression | None = None, timeout: float | None = None
+    ) -> int:
+        """Takes rows out, with their rule state; returns how many there were.
+
+        With `where`, only rows for which the condition holds when they are taken out: of these keys, or of the whole
+        table, which is done in chunks, each of which has the timeout.
+        """
+        condition = self._condition("delete", where)
         seconds = self._cluster._timeout if timeout is None else timeout
-        return self._core.erase(as_keys(keys, self._what), seconds)
+        if keys is not ...:  # None is no list of keys, and not all of them
+            return self._core.erase(as_keys(keys, self._what), condition, seconds)
+        if where is None:
+            raise InvalidArgument(f"delete of {self._what}: which rows? Give keys, where=, or both")
+        return sum(self._core.erase(found, condition, seconds) for found in self.keys(where, timeout=timeout))
 
     def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """Has the servers call a function with @wl.function, with some rows at a time; the results, merged.
@@ -252,23 +266,39 @@ class Table:
             self._cluster._know(function.name, function)
         return call(self._core, self._what, function, args, kwargs, seconds)
 
-    def export(self, chunk_rows: int = 65536, *, timeout: float | None = None) -> Iterator[Chunk]:
-        """All rows, in chunks of at most `chunk_rows`, in an order that depends on the keys alone.
+    def export(
+        self, chunk_rows: int = 65536, *, where: Expression | None = None, timeout: float | None = None
+    ) -> Iterator[Chunk]:
+        """All rows, or those for which a condition holds, in chunks of at most `chunk_rows`.
 
-        Training may go on meanwhile: a row that is there from start to end comes exactly once.
+        Their order depends on the keys alone. Training may go on meanwhile: a row that is there from start to end comes
+        exactly once. `timeout` is that of one chunk.
         """
-        if chunk_rows < 1:
-            raise InvalidArgument(f"export of table {self.name!r}: chunk_rows must be at least 1, not {chunk_rows}")
+        self._check_chunk("export", chunk_rows)
+        condition = self._condition("export", where)
         self._cluster._engine.check()
-        return self._chunks(chunk_rows, self._cluster._timeout if timeout is None else timeout)
+        return self._chunks(chunk_rows, condition, self._cluster._timeout if timeout is None else timeout)
 
-    def _chunks(self, chunk_rows: int, timeout: float) -> Iterator[Chunk]:
-        walk = self._core.export()
+    def _chunks(self, chunk_rows: int, condition: bytes, timeout: float) -> Iterator[Chunk]:
+        walk = self._core.export(condition, False)
         while True:
             keys, weights = walk.next(chunk_rows, timeout)
             if len(keys) == 0:
                 return
             yield Chunk(keys, weights)
+
+    def _ask(self, query: bytes, timeout: float) -> bytes:
+        return self._core.query(query, timeout)
+
+    def _row_numbers(self) -> int:
+        return self.dim
+
+    def _walk_keys(self, where: bytes) -> Any:
+        return self._core.export(where, True)
+
+    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+        keys: Keys = walk.next(most, timeout)[0]
+        return keys
 
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of all rows that were ever updated and their rule state, in whatever order they came."""

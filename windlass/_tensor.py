@@ -15,6 +15,7 @@ from windlass._errors import InvalidArgument
 from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Constant, Init
+from windlass._query import Keys, Queries
 from windlass._rules import Rule
 from windlass._snapshot import Snapshot
 from windlass._step import Step, given
@@ -32,7 +33,7 @@ class Pulled(NamedTuple):
     changed: bool  #: whether anything was newer
 
 
-class Tensor:
+class Tensor(Queries):
     """A named dense array on the servers; made by ``cluster.tensor()``.
 
     ``t[10:20]`` and ``t[[3, 1, 4]]`` are the same thing for some of the rows.
@@ -358,6 +359,26 @@ class Tensor:
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of weights and rule state; equal for equal contents, however they came about."""
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
+
+    def _ask(self, query: bytes, timeout: float) -> bytes:
+        return self._core.query(query, timeout)
+
+    def _row_numbers(self) -> int:
+        return math.prod(self._shape[1:])
+
+    def _is_whole(self) -> bool:
+        return self._dtype == _core.Dtype.INT64
+
+    def _check_query(self, what: str) -> None:
+        if self._rows is not None:
+            raise InvalidArgument(f"{what}: of the whole tensor only; choose rows with where=, such as wl.key < 100")
+
+    def _walk_keys(self, where: bytes) -> Any:
+        return self._core.keys(where)
+
+    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+        keys: Keys = walk.next(most, timeout)
+        return keys
 
     def _priority(self, priority: int) -> int:
         if type(priority) is not int or not 0 <= priority <= 255:

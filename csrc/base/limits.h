@@ -51,6 +51,15 @@ inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other w
 inline constexpr uint32_t kSessionsMax = 1u << 20;
 inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may say
 
+// Queries.
+inline constexpr size_t kQueryBytesMax = size_t{64} << 10;  // of the question
+inline constexpr size_t kProgramOpsMax = 256;               // of an expression
+inline constexpr size_t kProgramDepthMax = 16;              // of its stack
+inline constexpr uint64_t kTopMax = 1'000'000;              // rows of a top_k
+inline constexpr uint64_t kBinsMax = 4096;                  // of a histogram
+inline constexpr size_t kScanRowsMax = size_t{64} << 10;    // that a filtered scan looks at in one turn
+inline constexpr size_t kWalkKeptBytes = size_t{4} << 20;   // of keys that a thread remembers between shards
+
 // The wire. Lengths are checked against these before memory is taken for them.
 inline constexpr size_t kSectionBytes = 64;  // headers, and what everything is padded to
 inline constexpr uint64_t kFrameBytesMax = uint64_t{1} << 42;

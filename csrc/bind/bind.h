@@ -8,6 +8,7 @@
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/os.h"
 #include "client/call.h"
@@ -114,6 +115,28 @@ uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), dou
   }
   raise_if_error(std::move(status));
   return value;
+}
+
+// The bytes that a query is answered with.
+template <class T>
+nb::bytes query(T& of, const nb::bytes& question, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
+  const std::string bytes(question.c_str(), question.size());
+  std::string answer;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = of.query(bytes, deadline, &answer);
+  }
+  raise_if_error(std::move(status));
+  return nb::bytes(answer.data(), answer.size());
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T> to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
 }
 
 // Where a client thinks that a shard is.

@@ -66,28 +66,23 @@ void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& key
   raise_if_error(step.add(std::move(t), p.request));
 }
 
-uint64_t erase(TableClient& t, const In& keys, double timeout) {
+uint64_t erase(TableClient& t, const In& keys, const nb::bytes& where, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   TableRequest request;
   request.keys = to_keys({"table", t.name(), "keys"}, keys);
   request.erase = true;
+  request.where.assign(where.c_str(), where.size());
   Ref<TableCall> call;
   start(t.remote() ? SIZE_MAX : request.keys.n * 64, [&] { return t.start(request, How::kWait, &call, deadline); });
   finish(call, deadline);
   return call->erased();
 }
 
-template <class T>
-nb::ndarray<nb::numpy, T> to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
-}
-
 // Walks a table in chunks.
 class Export {
  public:
-  explicit Export(std::shared_ptr<TableClient> table) : table_(std::move(table)) {}
+  Export(std::shared_ptr<TableClient> table, const nb::bytes& where, bool keys_only)
+      : table_(std::move(table)), where_(where.c_str(), where.size()), keys_only_(keys_only) {}
 
   nb::tuple next(size_t most, double timeout) {
     const int64_t deadline = deadline_in(timeout);
@@ -96,16 +91,18 @@ class Export {
     Status status;
     {
       nb::gil_scoped_release release;
-      status = table_->scan(&cursor_, most, deadline, &keys, &weights);
+      status = table_->scan(&cursor_, most, where_, deadline, &keys, keys_only_ ? nullptr : &weights);
     }
     raise_if_error(std::move(status));
     const size_t n = keys.size(), dim = table_->spec().dim;
-    return nb::make_tuple(to_numpy(std::move(keys), {n}), to_numpy(std::move(weights), {n, dim}));
+    return nb::make_tuple(to_numpy(std::move(keys), {n}), to_numpy(std::move(weights), {keys_only_ ? 0 : n, dim}));
   }
 
  private:
   const std::shared_ptr<TableClient> table_;
-  TableClient::Cursor cursor_;
+  const std::string where_;
+  const bool keys_only_;
+  ScanCursor cursor_;
 };
 
 nb::tuple unique_keys(const In& array) {
@@ -175,7 +172,9 @@ void bind_table(nb::module_& m) {
           nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
           nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
           "A function of the user's, called with every shard: its results.")
-      .def("erase", &erase, nb::arg("keys"), nb::arg("timeout"))
+      .def("erase", &erase, nb::arg("keys"), nb::arg("where"), nb::arg("timeout"),
+           "Takes rows out, or those for which an expression holds; returns how many.")
+      .def("query", &query<TableClient>, nb::arg("query"), nb::arg("timeout"), "The answer to a query, as bytes.")
       .def(
           "rows", [](TableClient& t, double timeout) { return ask(t, &TableClient::rows, timeout); },
           nb::arg("timeout"))
@@ -186,7 +185,12 @@ void bind_table(nb::module_& m) {
           "object", [](TableClient& t) { return t.map().object; }, "Its number on servers elsewhere.")
       .def("owner", &owner_of<TableClient>, nb::arg("shard"),
            "The server that has a shard, as this client knows, and since which term.")
-      .def("export", [](std::shared_ptr<TableClient> t) { return std::make_unique<Export>(std::move(t)); });
+      .def(
+          "export",
+          [](std::shared_ptr<TableClient> t, const nb::bytes& where, bool keys_only) {
+            return std::make_unique<Export>(std::move(t), where, keys_only);
+          },
+          nb::arg("where"), nb::arg("keys_only"), "All rows, or those for which an expression holds.");
 }
 
 }  // namespace windlass::bind

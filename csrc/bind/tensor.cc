@@ -204,6 +204,31 @@ void with_planes(TensorClient& t, nb::list arrays, nb::handle counts, double tim
   raise_if_error(std::move(status));
 }
 
+// Walks the numbers of rows in chunks.
+class TensorKeys {
+ public:
+  TensorKeys(std::shared_ptr<TensorClient> tensor, const nb::bytes& where)
+      : tensor_(std::move(tensor)), where_(where.c_str(), where.size()) {}
+
+  nb::ndarray<nb::numpy, uint64_t> next(size_t most, double timeout) {
+    const int64_t deadline = deadline_in(timeout);
+    std::vector<uint64_t> keys;
+    Status status;
+    {
+      nb::gil_scoped_release release;
+      status = tensor_->scan(&cursor_, most, where_, deadline, &keys);
+    }
+    raise_if_error(std::move(status));
+    const size_t n = keys.size();
+    return to_numpy(std::move(keys), {n});
+  }
+
+ private:
+  const std::shared_ptr<TensorClient> tensor_;
+  const std::string where_;
+  ScanCursor cursor_;
+};
+
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
@@ -220,6 +245,9 @@ void bind_tensor(nb::module_& m) {
         for (const uint64_t x : v.of) sum += x != 0 ? x - 1 : 0;
         return "<Version of " + std::to_string(v.of.size()) + " shards, " + std::to_string(sum) + " updates>";
       });
+
+  nb::class_<TensorKeys>(m, "TensorKeys", "Walks the numbers of rows in chunks.")
+      .def("next", &TensorKeys::next, nb::arg("most"), nb::arg("timeout"));
 
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
@@ -296,6 +324,13 @@ void bind_tensor(nb::module_& m) {
       .def_prop_ro(
           "shard_elements", [](TensorClient& t) { return t.cut().per_shard; },
           "Elements of a shard; the last may have fewer.")
+      .def("query", &query<TensorClient>, nb::arg("query"), nb::arg("timeout"), "The answer to a query, as bytes.")
+      .def(
+          "keys",
+          [](std::shared_ptr<TensorClient> t, const nb::bytes& where) {
+            return std::make_unique<TensorKeys>(std::move(t), where);
+          },
+          nb::arg("where"), "The numbers of rows for which an expression holds.")
       .def_prop_ro("remote", [](TensorClient& t) { return t.remote(); });
 }
 

@@ -85,7 +85,6 @@ void bind_user_code(nb::module_& m) {
           "give", [](Call& c, const nb::bytes& result) { c.result.assign(result.c_str(), result.size()); },
           nb::arg("result"), "What a function that reads has found.")
       .def_ro("text", &Call::text)
-      .def_ro("is_table", &Call::is_table)
       .def_prop_ro(
           "given_up", [](const Call& c) { return c.given_up.load(); }, "Whether nobody waits for it any more.")
       .def_ro("what", &Call::what)

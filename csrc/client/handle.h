@@ -91,21 +91,22 @@ class Handle {
   bool is_open(const std::vector<uint32_t>& shards, uint64_t clock) const;
   const Sync& sync() const { return sync_; }
 
+  // Runs `visit` on every shard at its turn, and waits for all of them. `alive` keeps the object while it runs.
+  Status each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
+                    const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive, int64_t deadline_ns);
+  std::vector<uint64_t> sent();  // the last sequence pushed to each shard, on servers elsewhere
+
  protected:
   Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t shards)
       : session_(std::move(session)), progress_(session_->progress(name, shards)) {}
   ~Handle() = default;
 
-  // Runs `visit` on every shard at its turn, and waits for all of them. `alive` keeps the object while it runs.
-  Status each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
-                    const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive, int64_t deadline_ns);
   // A function of the user's, called with every shard; its results, in the order of shards.
   Status call_shards(const What& what, uint32_t shards, const wire::CallItem& item,
                      const std::function<Target(uint32_t)>& target, const std::shared_ptr<void>& alive,
                      int64_t deadline_ns, std::vector<std::string>* results);
   // The sum of a number that every shard has, from servers elsewhere.
   Status sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out);
-  std::vector<uint64_t> sent();  // the last sequence pushed to each shard, on servers elsewhere
   void set_map(const Map& map, uint32_t shards);
   void set_object(const Sync& sync, std::shared_ptr<Tensor> tensor, std::shared_ptr<Table> table);
 

@@ -109,7 +109,7 @@ class RemoteTableCall final : public TableCall, public Remote {
       return;
     }
     to->items = unique_[part];
-    to->items_bytes = unique_[part] * static_cast<uint32_t>(sizeof(uint64_t));
+    to->items_bytes = unique_[part] * static_cast<uint32_t>(sizeof(uint64_t)) + static_cast<uint32_t>(where_.size());
     if (pushes_) to->numbers_bytes = uint64_t{unique_[part]} * client_->spec().dim * size_of(wire_in());
   }
   void write_items(uint32_t part, bool lies, std::byte* to) override {
@@ -129,6 +129,7 @@ class RemoteTableCall final : public TableCall, public Remote {
       const uint64_t key = unmix(keyed[i].hash);
       std::memcpy(to + (slot != nullptr ? slot[i] : i) * sizeof key, &key, sizeof key);
     }
+    if (!where_.empty()) std::memcpy(to + unique_[part] * sizeof(uint64_t), where_.data(), where_.size());
   }
   const std::byte* numbers(uint32_t) override { return nullptr; }
   void gather(uint32_t part, std::byte* to) override {
@@ -326,32 +327,6 @@ class RemoteTableCall final : public TableCall, public Remote {
 
 Ref<TableCall> make_remote_call(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request) {
   return Ref<TableCall>(new RemoteTableCall(std::move(client), what, request));
-}
-
-Status TableClient::scan_remote(uint32_t shard, uint64_t* from, size_t most, int64_t deadline_ns,
-                                std::vector<uint64_t>* keys, std::vector<float>* weights, bool* more) {
-  constexpr uint64_t kAtOnceBytes = 16 << 20;
-  const uint64_t row = uint64_t{spec_.dim} * sizeof(float);
-  const uint64_t rows = std::min<uint64_t>(most, std::max<uint64_t>(1, kAtOnceBytes / row));
-  const Ref<Exchange> exchange(new Exchange(links()));
-  const std::string body(reinterpret_cast<const char*>(&rows), sizeof rows);
-  const std::string what = What{"export", "table", name_}.text();
-  WL_RETURN_IF_ERROR(exchange->ask_shards(wire::Op::kScan, owners(), {shard}, sent(), *from, body, what, deadline_ns));
-  const Exchange::Answer& answer = exchange->answers[0];
-  const size_t n = answer.items.size() / sizeof(uint64_t);
-  if (n > rows || answer.numbers.size() != n * row) {
-    return Status(Code::kProtocolError, what + ": shard " + std::to_string(shard) + ": keys and rows do not fit");
-  }
-  const size_t before_keys = keys->size(), before = weights->size();
-  keys->resize(before_keys + n);
-  weights->resize(before + n * spec_.dim);
-  if (n != 0) {
-    std::memcpy(keys->data() + before_keys, answer.items.data(), n * sizeof(uint64_t));
-    std::memcpy(weights->data() + before, answer.numbers.data(), n * row);
-  }
-  *from = answer.part.value;
-  *more = (answer.part.flags & wire::kMore) != 0;
-  return {};
 }
 
 }  // namespace windlass

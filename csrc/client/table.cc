@@ -13,7 +13,8 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
       create_(r.create),
       erase_(r.erase),
       closes_(r.closes),
-      pushes_(r.in != nullptr) {
+      pushes_(r.in != nullptr),
+      where_(r.where) {
   if (r.in != nullptr) {
     arrays_.in = r.in->data;
     arrays_.in_dtype = r.in->dtype;
@@ -93,7 +94,8 @@ Status LocalTableCall::run(uint32_t part, bool kept) {
   const Keyed* keyed = groups_.begin(index);
   const size_t n = groups_.size(index);
   if (erase_) {
-    erased_.fetch_add(table.erase(index, keyed, n), std::memory_order_relaxed);
+    const Program* const where = where_.empty() ? nullptr : &erases_where_;
+    erased_.fetch_add(table.erase(index, keyed, n, where), std::memory_order_relaxed);
     return {};
   }
   const bool late = shard.gate != nullptr;  // who has to wait looks at the rows when the gate is open
@@ -228,11 +230,18 @@ Status TableClient::make(const TableRequest& r, Ref<TableCall>* out) {
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
   WL_RETURN_IF_ERROR(check(r, w));
+  Program where;
+  if (!r.where.empty()) {
+    const Status parsed = Program::parse(reinterpret_cast<const std::byte*>(r.where.data()), r.where.size(), row_type(),
+                                         Program::Type::kBool, "where", &where);
+    if (!parsed.ok()) return Status(parsed.code(), w.text() + ": " + parsed.message());
+  }
   const Ref<TableCall> call = remote() ? make_remote_call(shared_from_this(), w, r)
                                        : Ref<TableCall>(new LocalTableCall(shared_from_this(), w, r));
   if (!call->ok()) {
     return Status(Code::kResourceExhausted, w.text() + ": no memory to sort " + std::to_string(r.keys.n) + " keys");
   }
+  call->set_where(std::move(where));
   *out = call;
   return {};
 }
@@ -273,31 +282,17 @@ Status TableClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
   return {};
 }
 
-Status TableClient::scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
-                         std::vector<float>* weights) {
-  if (remote()) {
-    WL_RETURN_IF_ERROR(session().engine().usable());
-    WL_RETURN_IF_ERROR(take_unseen());
-  }
-  while (cursor->shard < limits::kTableShards && keys->size() < most) {
-    bool more = false;
-    const uint32_t shard = cursor->shard;
-    if (remote()) {
-      const size_t left = most - keys->size();
-      WL_RETURN_IF_ERROR(scan_remote(shard, &cursor->from, left, deadline_ns, keys, weights, &more));
-      if (!more) *cursor = {shard + 1, 0};
-      continue;
-    }
-    WL_RETURN_IF_ERROR(each_shard(
-        What{"export", "table", name_}, 1, [&](uint32_t) -> Turn& { return table_->shard(shard).turn; },
-        [&](uint32_t) {
-          more = table_->scan(shard, &cursor->from, most - keys->size(), keys, weights);
-          return Status();
-        },
-        shared_from_this(), deadline_ns));
-    if (!more) *cursor = {shard + 1, 0};
-  }
-  return {};
+Asked TableClient::asked(const char* verb) {
+  return {shared_from_this(), {verb, "table", name_}, limits::kTableShards, row_type(), nullptr, table_.get()};
+}
+
+Status TableClient::query(const std::string& query, int64_t deadline_ns, std::string* answer) {
+  return ask(asked(verb_of(query)), query, deadline_ns, answer);
+}
+
+Status TableClient::scan(ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
+                         std::vector<uint64_t>* keys, std::vector<float>* weights) {
+  return windlass::scan(asked(weights != nullptr ? "export" : "keys"), cursor, most, where, deadline_ns, keys, weights);
 }
 
 }  // namespace windlass

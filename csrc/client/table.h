@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "client/handle.h"
+#include "client/query.h"
 #include "table/table.h"
 
 namespace windlass {
@@ -18,6 +20,7 @@ struct TableRequest {
   const Array* out = nullptr;  // a row per key
   bool create = true;
   bool erase = false;  // takes the keys out instead
+  std::string where;   // only where this holds: a Program
   Hyper hyper;
   double weight = 1;  // of the push in a mean over workers
   bool closes = false;
@@ -32,6 +35,7 @@ class TableCall : public Call {
   bool ok() const { return groups_.ok(); }
   const std::vector<uint32_t>& shards() const { return shards_; }
   bool waits_for_close() const override;
+  void set_where(Program where) { erases_where_ = std::move(where); }  // before it is started
 
  protected:
   TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
@@ -49,7 +53,9 @@ class TableCall : public Call {
   const Hyper hyper_;
   const double weight_;
   const bool create_, erase_, closes_, pushes_;
-  Iteration iteration_;  // of a push
+  const std::string where_;  // of a delete
+  Program erases_where_;     // the same, for a table inside the process
+  Iteration iteration_;      // of a push
   uint64_t asked_ = 0;
   std::vector<uint64_t> closed_;  // of a pull, at each part, where it is beyond that
   Arrays arrays_;
@@ -80,13 +86,14 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   Status call(const wire::CallItem& item, int64_t deadline_ns, std::vector<std::string>* results);
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
-  // Where an export has got to. A row that is there from start to end is exported once, whatever else grows or goes.
-  struct Cursor {
-    uint32_t shard = 0;
-    uint64_t from = 0;
-  };
-  // Up to `most` rows from the cursor on. Nothing comes when all have come.
+  Status query(const std::string& query, int64_t deadline_ns, std::string* answer);
+  // Rows in chunks, or their keys alone: client/query.h.
+  using Cursor = ScanCursor;
   Status scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
+              std::vector<float>* weights) {
+    return scan(cursor, most, "", deadline_ns, keys, weights);
+  }
+  Status scan(Cursor* cursor, size_t most, const std::string& where, int64_t deadline_ns, std::vector<uint64_t>* keys,
               std::vector<float>* weights);
 
  private:
@@ -94,8 +101,8 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
               const TableSpec& spec)
       : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
   Status each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
-  Status scan_remote(uint32_t shard, uint64_t* from, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
-                     std::vector<float>* weights, bool* more);
+  RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
+  Asked asked(const char* verb);
 
   const std::string name_;
   const TableSpec spec_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/look.h"
+
 namespace windlass {
 
 TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& r)
@@ -389,6 +391,19 @@ Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
       shared_from_this(), deadline_ns));
   *out = sum.load();
   return {};
+}
+
+Asked TensorClient::asked(const char* verb) {
+  return {shared_from_this(), {verb, "tensor", name_}, cut_.shards, row_type_of(spec_, cut_), tensor_.get(), nullptr};
+}
+
+Status TensorClient::query(const std::string& query, int64_t deadline_ns, std::string* answer) {
+  return ask(asked(verb_of(query)), query, deadline_ns, answer);
+}
+
+Status TensorClient::scan(ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
+                          std::vector<uint64_t>* keys) {
+  return windlass::scan(asked("keys"), cursor, most, where, deadline_ns, keys, nullptr);
 }
 
 }  // namespace windlass

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/handle.h"
+#include "client/query.h"
 #include "tensor/tensor.h"
 
 namespace windlass {
@@ -114,6 +115,10 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Status start(const TensorRequest& request, How how, Ref<TensorCall>* call, int64_t deadline_ns = limits::kNoDeadline);
   // The sum over all shards, each read at its turn.
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
+  Status query(const std::string& query, int64_t deadline_ns, std::string* answer);
+  // Keys of rows that satisfy a predicate, in chunks: client/query.h.
+  Status scan(ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
+              std::vector<uint64_t>* keys);
   // Weights and state as they are, each shard at its turn: atomic for a shard, not for the tensor. Waits at no gate.
   Status snapshot(const PlaneArrays& to, int64_t deadline_ns);
   // Sets them. No contribution and no update: it closes nothing, waits at no gate, and what waits for its update is
@@ -123,6 +128,7 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Status call(const wire::CallItem& item, int64_t deadline_ns, std::vector<std::string>* results);
 
  private:
+  Asked asked(const char* verb);
   Status check_finite(const What& what, const PlaneArrays& from) const;
   TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
                const TensorSpec& spec, const Cut& cut)

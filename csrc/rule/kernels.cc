@@ -14,6 +14,7 @@
 #include "rule/nadam.h"
 #include "rule/not_ours.h"
 #include "rule/plain.h"
+#include "rule/reduce.h"
 #include "rule/rmsprop.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
@@ -262,6 +263,7 @@ const Kernels kKernels = {
     .stream = stream,
     .copy_rows = copy_rows,
     .fence = fence,
+    .reduce = reduce,
 };
 
 }  // namespace windlass::WL_ISA

@@ -61,6 +61,9 @@ struct Rows {
   uint32_t touched = 0;
 };
 
+// What becomes of the numbers of a row, in float64.
+enum class Reduce : uint8_t { kSum, kSquares, kAbsolutes, kNonzero, kMin, kMax, kAbsMax };
+
 struct RuleKernels {
   const char* name;
   Layout layout;
@@ -87,6 +90,8 @@ struct Kernels {
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);
   void (*fence)();
+  // out[i] of row i, `dim` numbers of float32, float64 or int64; a row may be as long as a shard.
+  void (*reduce)(Reduce, Dtype, const void* const* rows, size_t n, size_t dim, double* out);
 };
 
 const Kernels& kernels();  // the chosen ones

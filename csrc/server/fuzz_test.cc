@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "query/query_test.h"
 #include "server/host.h"
 #include "server/mutate_test.h"
 #include "server/peer_test.h"
@@ -69,7 +70,7 @@ class Arena {
     for (uint64_t n = 4 + r.below(10); n != 0; --n) {
       const auto s = static_cast<uint32_t>(r.below(2)), k = static_cast<uint32_t>(r.below(4));
       const uint64_t begin = s * 16'384, size = s == 0 ? 16'384 : 3'616;
-      switch (r.below(17)) {
+      switch (r.below(21)) {
         case 0: frames.push_back(with_body(Op::kOpen, body_of(some_spec()))); break;
         case 1: {
           const bool table = r.below(2) == 0;
@@ -125,6 +126,29 @@ class Arena {
                                  item.planes != 0 ? some_floats(&r, size) : ""));
           break;
         }
+        case 16:
+        case 17: {
+          const uint8_t function = static_cast<uint8_t>(1 + r.below(11));
+          const bool top = function == 11, bins = function == 10;
+          const std::string query =
+              test::a_query(static_cast<Query::Function>(function), r.below(2) == 0 ? test::above(0, 0.5) : "",
+                            top ? 1 + r.below(5) : 0, top ? test::the_norm() : "", top,
+                            bins ? std::vector<double>{0, 0.5, 1} : std::vector<double>{});
+          frames.push_back(r.below(2) == 0 ? about(Op::kQuery, own_table_, k, table_sequence[k], query)
+                                           : about(Op::kQuery, own_tensor_, s, tensor_sequence[s], query));
+          break;
+        }
+        case 18: {
+          wire::Writer body;
+          body.put(1 + r.below(50)), body.put(static_cast<uint32_t>(r.below(2))), body.put(uint32_t{0});
+          body.put_bytes(test::above(0, 0.5));
+          frames.push_back(about(Op::kScan, own_table_, k, table_sequence[k], body.take()));
+          break;
+        }
+        case 19:
+          frames.push_back(on_keys(Op::kErase, own_table_, k, ++table_sequence[k], keys_in(k, 2)));
+          frames.back().parts[0].items += test::above(0, 0.5);
+          break;
         case 15: frames.push_back(about(Op::kSnapshot, own_tensor_, s, tensor_sequence[s])); break;
         default:
           frames.push_back(about(r.below(2) == 0 ? Op::kRows : Op::kFingerprint, own_table_, k, table_sequence[k]));

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/breaks.h"
+#include "server/look.h"
 #include "tensor/planes.h"
 
 namespace windlass {
@@ -68,6 +69,15 @@ const std::vector<Keyed>& keys_of(const Order& o) {
   return keyed;
 }
 
+// The predicate behind the keys of a delete.
+Status erased_where(const Order& o, const RowType& rows, Program* where) {
+  const size_t keys = o.part.items * key_bytes(o), bytes = o.part.items_bytes - keys;
+  if (bytes > limits::kQueryBytesMax)
+    return Status(Code::kInvalidArgument,
+                  "where: " + std::to_string(bytes) + " bytes, at most " + std::to_string(limits::kQueryBytesMax));
+  return Program::parse(o.items + keys, bytes, rows, Program::Type::kBool, "where", where);
+}
+
 Dtype dtype_in(const Order& o) { return static_cast<Dtype>(o.header.dtype_in); }
 Dtype dtype_out(const Order& o) { return static_cast<Dtype>(o.header.dtype_out); }
 
@@ -90,8 +100,8 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
   made->user_code_ = server.user_code();
-  WL_RETURN_IF_ERROR(server.find_rule(made->what(), spec.is_table, spec.is_table ? spec.table.rule : spec.tensor.rule,
-                                      &made->foreign_));
+  WL_RETURN_IF_ERROR(
+      server.find_rule(made->what(), spec.is_table ? spec.table.rule : spec.tensor.rule, &made->foreign_));
   if (spec.is_table) {
     std::unique_ptr<Table> table;
     WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));
@@ -242,6 +252,8 @@ Status Hosted::check_tensor(const Order& o, uint64_t* out_bytes) const {
   if (o.op() == Op::kFingerprint) return {};
   if (o.op() == Op::kClose) return {};
   if (o.op() == Op::kPut) return check_put(o);
+  if (o.op() == Op::kQuery) return check_query(o);
+  if (o.op() == Op::kScan) return check_scan(o, out_bytes);
   if (o.op() == Op::kSnapshot) {
     for (const Plane& plane : planes_of(spec, cut, o.part.shard)) *out_bytes += plane.bytes;
     return {};
@@ -354,20 +366,16 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
     return refused(Code::kInvalidArgument, std::string("a table has no ") + name_of(o.op()));
   const uint64_t row_out = uint64_t{spec.dim} * size_of(dtype_out(o));
   uint64_t rows = o.part.items;
-  if (o.op() == Op::kScan) {
-    if (dtype_out(o) != Dtype::kFloat32) return refused(Code::kShapeMismatch, "export: rows are float32");
-    if (o.part.items_bytes != sizeof(uint64_t)) return refused(Code::kShapeMismatch, "export: how many at most?");
-    std::memcpy(&rows, o.items, sizeof rows);
-    if (rows == 0 || rows > limits::kNumbersBytesMax / row_out) {
-      return refused(Code::kInvalidArgument, "export: " + std::to_string(rows) + " rows at once, at most " +
-                                                 std::to_string(limits::kNumbersBytesMax / row_out));
-    }
-    *out_bytes = rows * row_out;
-    return {};
-  }
-  if (o.part.items_bytes != rows * key_bytes(o)) {
-    return refused(Code::kShapeMismatch, "expected " + std::to_string(rows * key_bytes(o)) + " bytes of keys, saw " +
-                                             std::to_string(o.part.items_bytes));
+  if (o.op() == Op::kQuery) return check_query(o);
+  if (o.op() == Op::kScan) return check_scan(o, out_bytes);
+  const uint64_t keys = rows * key_bytes(o);
+  if (o.op() == Op::kErase && o.part.items_bytes > keys) {
+    Program where;
+    if (const Status status = erased_where(o, row_type(), &where); !status.ok())
+      return refused(status.code(), status.message());
+  } else if (o.part.items_bytes != keys) {
+    return refused(Code::kShapeMismatch,
+                   "expected " + std::to_string(keys) + " bytes of keys, saw " + std::to_string(o.part.items_bytes));
   }
   if ((o.lying != nullptr) != placed(o) && o.op() != Op::kErase && o.part.items != 0)
     return refused(Code::kInvalidArgument, "rows in arenas have places, others have none");
@@ -411,6 +419,33 @@ Status Hosted::check_table(const Order& o, uint64_t* out_bytes) const {
   return {};
 }
 
+RowType Hosted::row_type() const {
+  return table_ != nullptr ? table_->row_type() : row_type_of(spec_.tensor, tensor_->cut());
+}
+
+Status Hosted::check_query(const Order& o) const {
+  Query query;
+  const Status status = Query::parse(o.items, o.part.items_bytes, row_type(), &query);
+  return status.ok() ? status : refused(status.code(), status.message());
+}
+
+Status Hosted::check_scan(const Order& o, uint64_t* out_bytes) const {
+  const RowType rows = row_type();
+  Scan scan;
+  if (const Status status = Scan::parse(o.items, o.part.items_bytes, rows, &scan); !status.ok())
+    return refused(status.code(), status.message());
+  if (!spec_.is_table && !scan.keys_only) return refused(Code::kInvalidArgument, "a tensor has no export");
+  if (dtype_out(o) != Dtype::kFloat32) return refused(Code::kShapeMismatch, "export: rows are float32");
+  const uint64_t row_out = scan.keys_only ? sizeof(uint64_t) : rows.dim * sizeof(float);
+  const uint64_t most = (scan.keys_only ? uint64_t{limits::kItemsBytesMax} : limits::kNumbersBytesMax) / row_out;
+  if (scan.most == 0 || scan.most > most) {
+    return refused(Code::kInvalidArgument,
+                   "export: " + std::to_string(scan.most) + " rows at once, at most " + std::to_string(most));
+  }
+  if (!scan.keys_only) *out_bytes = scan.most * row_out;
+  return {};
+}
+
 bool Hosted::finite_rows(const Order& o) const {
   const uint32_t dim = spec_.table.dim;
   if (o.lying == nullptr) return kernels().finite(dtype_in(o), o.numbers, uint64_t{o.part.items} * dim);
@@ -436,7 +471,7 @@ void Hosted::set_view(Shard& shard, uint32_t index, const View& view) {
 
 // The clock at which an order looks at the weights; 0 for who never waits.
 static uint64_t clock_asked(const Order& o, const Sync& sync) {
-  if (o.op() == Op::kPull) return o.part.clock;
+  if (o.op() == Op::kPull || o.op() == Op::kQuery) return o.part.clock;
   const bool waits = o.op() == Op::kPushPull || (sync.rounds() && o.op() == Op::kPush);
   return waits && (o.part.flags & wire::kEmpty) == 0 ? o.part.clock + 1 : 0;
 }
@@ -645,7 +680,10 @@ Status Hosted::apply(const Order& o, const Hyper& hyper, std::byte* out, Reply* 
   if ((o.part.flags & wire::kEmpty) != 0) return {};
   const uint32_t shard = o.part.shard;
   if (o.op() == Op::kErase) {
-    reply->part.value = table_->erase(shard, keys_of(o).data(), o.part.items);
+    Program where;
+    const bool filtered = o.part.items_bytes > o.part.items * key_bytes(o);
+    if (filtered) WL_RETURN_IF_ERROR(erased_where(o, row_type(), &where));
+    reply->part.value = table_->erase(shard, keys_of(o).data(), o.part.items, filtered ? &where : nullptr);
     return {};
   }
   if (o.op() == Op::kPut) {
@@ -709,16 +747,23 @@ Status Hosted::read(const Order& o, std::byte* out, Reply* reply) {
       return {};
     }
     case Op::kScan: {
-      uint64_t most = 0, from = o.part.value;
-      std::memcpy(&most, o.items, sizeof most);
+      uint64_t from = o.part.value;
+      Scan asked;
+      WL_RETURN_IF_ERROR(Scan::parse(o.items, o.part.items_bytes, row_type(), &asked));
       std::vector<uint64_t> keys;
       std::vector<float> weights;
-      if (table_->scan(index, &from, most, &keys, &weights)) reply->part.flags |= wire::kMore;
+      if (scan(asked, target(index), &from, &keys, &weights)) reply->part.flags |= wire::kMore;
       reply->part.value = from;
       reply->part.items = static_cast<uint32_t>(keys.size());
       reply->items.assign(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(uint64_t));
       reply->numbers_bytes = weights.size() * sizeof(float);
       if (!weights.empty()) std::memcpy(out, weights.data(), reply->numbers_bytes);
+      return {};
+    }
+    case Op::kQuery: {
+      Query query;
+      WL_RETURN_IF_ERROR(Query::parse(o.items, o.part.items_bytes, row_type(), &query));
+      reply->items = look(query, target(index));
       return {};
     }
     default: break;

@@ -173,6 +173,9 @@ class Hosted {
   Status check_put(const Order& order) const;
   Status check_call(const Order& order) const;
   Status check_lying(const Order& order) const;
+  Status check_query(const Order& order) const;
+  Status check_scan(const Order& order, uint64_t* out_bytes) const;
+  RowType row_type() const;
   bool finite(const Order& order, uint64_t elements) const;
   bool finite_rows(const Order& order) const;
   std::string what() const;  // in words

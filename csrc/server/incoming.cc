@@ -40,7 +40,8 @@ void Incoming::call_help(Server& server) {
   if (!shared_) return;
   threads_ = static_cast<size_t>(server.threads());
   if (request_.lies()) at_once_ = Request::kAtOnceMax;
-  server.crew().post(Ref<Helped>(this), request_.lies() ? threads_ - 1 : kStreamHelpers);
+  const bool queries = request_.header().operation() == wire::Op::kQuery;  // little to read, much to do
+  server.crew().post(Ref<Helped>(this), request_.lies() || queries ? threads_ - 1 : kStreamHelpers);
 }
 
 void Incoming::help() {

@@ -96,7 +96,8 @@ class ParkedOrder final : public Waiting {
   static bool keeps_bytes(const Order& order, Ran ran) { return ran == Ran::kEarly || order.op() != wire::Op::kPush; }
   void stop_at_gate(const Shard& shard) {
     stage_ = Hosted::kTaken;
-    asked_ = order_.op() == wire::Op::kPull ? order_.part.clock : order_.part.clock + 1;
+    const bool looks = order_.op() == wire::Op::kPull || order_.op() == wire::Op::kQuery;
+    asked_ = looks ? order_.part.clock : order_.part.clock + 1;
     since_ns_ = os::now_ns();
     blocker_ = shard.gate->blocker(order_.rank, asked_, since_ns_).rank;
   }
@@ -104,7 +105,7 @@ class ParkedOrder final : public Waiting {
   void say_how_long() {
     const int64_t ns = os::now_ns() - since_ns_;
     object_->crowd()->count_wait(blocker_, ns);
-    if (reply_.part.status != 0) return;
+    if (reply_.part.status != 0 || order_.op() == wire::Op::kQuery) return;  // whose items are its result
     wire::Writer writer;
     writer.put(static_cast<uint64_t>(ns));
     writer.put(blocker_);

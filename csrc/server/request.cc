@@ -64,6 +64,7 @@ void Request::find_arrays(const wire::Places& p, About* about) const {
 }
 
 bool Request::is_large() const {
+  if (header().operation() == Op::kQuery) return true;  // it looks at all that its shards have
   uint64_t bytes = header().length;
   if (lies()) {
     bytes = std::max(about_.lying.in_bytes, about_.lying.out_bytes);

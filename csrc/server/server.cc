@@ -27,14 +27,13 @@ void Server::set_user_code(std::shared_ptr<UserCode> code) {
   user_code_ = std::move(code);
 }
 
-Status Server::find_rule(const std::string& what, bool is_table, const RuleSpec& rule,
-                         std::shared_ptr<ForeignRule>* out) {
+Status Server::find_rule(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
   if (rule.kind != RuleKind::kForeign) return {};
   if (user_code_ == nullptr)
     return Status(Code::kAccessDenied, what + ": " + describe(rule) +
                                            " is not one of Windlass, and this server allows no others; start servers "
                                            "with --allow MODULE (WINDLASS_ALLOW)");
-  return user_code_->find(what, is_table, rule, out);
+  return user_code_->find(what, rule, out);
 }
 
 Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out) {
@@ -49,7 +48,7 @@ Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std:
   }
   std::unique_ptr<Tensor> made;
   std::shared_ptr<ForeignRule> foreign;
-  WL_RETURN_IF_ERROR(find_rule("tensor '" + name + "'", false, spec.rule, &foreign));
+  WL_RETURN_IF_ERROR(find_rule("tensor '" + name + "'", spec.rule, &foreign));
   WL_RETURN_IF_ERROR(Tensor::create(name, spec, &budget_, &made));
   made->set_foreign(std::move(foreign));
   for (uint32_t i = 0; i < made->cut().shards; ++i) add_gate(&made->shard(i), spec.sync);
@@ -69,7 +68,7 @@ Status Server::open_table(const std::string& name, const TableSpec& spec, std::s
   }
   std::unique_ptr<Table> made;
   std::shared_ptr<ForeignRule> foreign;
-  WL_RETURN_IF_ERROR(find_rule("table '" + name + "'", true, spec.rule, &foreign));
+  WL_RETURN_IF_ERROR(find_rule("table '" + name + "'", spec.rule, &foreign));
   WL_RETURN_IF_ERROR(Table::create(name, spec, &pools_, &made));
   made->set_foreign(std::move(foreign));
   for (uint32_t i = 0; i < limits::kTableShards; ++i) add_gate(&made->shard(i), spec.sync);

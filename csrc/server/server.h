@@ -38,7 +38,7 @@ class Server {
   void set_user_code(std::shared_ptr<UserCode> code);
   UserCode* user_code() const { return user_code_.get(); }
   // The user's rule of an object; *out stays empty where the rule is ours.
-  Status find_rule(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
+  Status find_rule(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
 
   // A number for a new session, under which shards keep its records.
   Status new_session(uint32_t* session);

@@ -26,6 +26,7 @@ bool Several::take() {
     wire::Header header;
     // Whatever is not plain is left: who serves one frame says what is wrong with it.
     if (head == nullptr || !wire::decode(head, &header).ok() || !from_->expects(header)) break;
+    if (header.operation() == wire::Op::kQuery) break;  // few bytes, which say nothing of the work
     std::byte* const bytes = channel_.ahead(at + kSection, header.length);
     if (bytes == nullptr) break;
     uint64_t work = header.length;

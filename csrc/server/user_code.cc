@@ -82,13 +82,12 @@ class FoundRule final : public ForeignRule {
   const uint64_t function_;
 };
 
-Status UserCode::find(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
+Status UserCode::find(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out) {
   const auto call = std::make_shared<Call>();
   call->kind = Call::kFind;
   call->text = rule.foreign.name;
   call->foreign = rule.foreign;
   call->what = what;
-  call->is_table = is_table;
   WL_RETURN_IF_ERROR(run(call));
   *out = std::make_shared<FoundRule>(shared_from_this(), what, call->function);
   return {};

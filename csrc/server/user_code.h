@@ -42,7 +42,6 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
     std::string text;       // kFind, kRead: a name
     Foreign foreign;        // kFind: all that is known of it
     std::string what;       // the object, for messages
-    bool is_table = false;  // kFind
     uint64_t function = 0;  // the number it was found under; set by kFind
     ForeignRule::Size size;
     ForeignCall arrays;
@@ -63,7 +62,7 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
   virtual ~UserCode() = default;
 
   // The rule of that name, if whoever runs the functions lets it be used.
-  Status find(const std::string& what, bool is_table, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
+  Status find(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
   // Waits until the call has ended; kFunctionFailed when its time was up first.
   Status run(const Ref& call);
 

@@ -61,7 +61,7 @@ RuleSpec descent(uint8_t vectors, uint32_t shard_scalars = 0) {
 struct Made {
   explicit Made(Runner& runner, TensorSpec spec) : spec(std::move(spec)) {
     std::shared_ptr<ForeignRule> rule;
-    CHECK_OK(runner.code->find("tensor 'w'", false, this->spec.rule, &rule));
+    CHECK_OK(runner.code->find("tensor 'w'", this->spec.rule, &rule));
     CHECK_OK(Tensor::create("w", this->spec, &budget, &tensor));
     tensor->set_foreign(std::move(rule));
   }
@@ -157,7 +157,7 @@ TEST(a_function_of_the_users_is_the_rule_of_a_tables_rows) {
   Runner runner(10);
   RuleSpec rule = descent(2);
   std::shared_ptr<ForeignRule> found;
-  CHECK_OK(runner.code->find("table 't'", true, rule, &found));
+  CHECK_OK(runner.code->find("table 't'", rule, &found));
   Budget budget{~uint64_t{0}};
   TablePools pools(&budget);
   std::unique_ptr<Table> table;
@@ -183,10 +183,10 @@ TEST(a_name_that_is_not_known_and_a_runner_that_has_gone_are_errors) {
   RuleSpec rule = descent(0);
   rule.foreign.name = "os:system";
   std::shared_ptr<ForeignRule> found;
-  CHECK(runner.code->find("tensor 'w'", false, rule, &found).code() == Code::kAccessDenied);
+  CHECK(runner.code->find("tensor 'w'", rule, &found).code() == Code::kAccessDenied);
   runner.code->close();
   rule.foreign.name = "rules:descent";
-  CHECK(runner.code->find("tensor 'w'", false, rule, &found).code() == Code::kClosed);
+  CHECK(runner.code->find("tensor 'w'", rule, &found).code() == Code::kClosed);
 }
 
 }  // namespace windlass

@@ -75,6 +75,19 @@ class Index {
   // Appends up to `most` entries with hash >= from to `out`, smallest first. Returns false when those were the last.
   bool scan(uint64_t from, size_t most, std::vector<Entry>* out) const;
 
+  // Calls f(hash, row) for every entry, in no order.
+  template <class F>
+  void each(F f) const {
+    for (const Bucket* page : pages_) {
+      for (uint64_t b = 0; b < kPageBuckets; ++b) {
+        for (unsigned left = page[b].used; left != 0; left &= left - 1) {
+          const int i = __builtin_ctz(left);
+          f(page[b].hash[i], page[b].row[i]);
+        }
+      }
+    }
+  }
+
   uint64_t size() const { return size_; }
   void clear(Pool& pool);  // gives the pages back
 

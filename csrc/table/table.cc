@@ -335,19 +335,6 @@ Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector
   return foreign_->apply(size, fill, take);
 }
 
-uint64_t Table::erase(uint32_t shard, const Keyed* keyed, size_t n) {
-  TableShard& s = shards_[shard];
-  uint64_t erased = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const uint32_t row = s.index.remove(place_of(keyed[i].hash));
-    if (row == Index::kAbsent) continue;
-    s.free_rows.push_back(row);
-    if (s.changes != nullptr) s.changes->add(keyed + i, 1);
-    ++erased;
-  }
-  return erased;
-}
-
 bool Table::scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
                  std::vector<float>* out) const {
   const TableShard& s = shards_[shard];

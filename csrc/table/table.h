@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/pool.h"
+#include "query/program.h"
 #include "rule/kernels.h"
 #include "session/shard.h"
 #include "table/changes.h"
@@ -77,11 +78,20 @@ class Table {
   // exist before the first is changed, so a failure changes no weight. Where arrays.out is given, the new rows go
   // there.
   Status apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays);
-  // Takes rows out; returns how many there were.
-  uint64_t erase(uint32_t shard, const Keyed* keyed, size_t n);
+  // Takes rows out, or those of them that satisfy a predicate now; returns how many there were.
+  uint64_t erase(uint32_t shard, const Keyed* keyed, size_t n, const Program* where = nullptr);
   // Up to `most` rows with (hash << 8) >= from, in that order: keys, and weights of dim floats each. *from becomes
   // where to go on. False when those were the last.
   bool scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
+            std::vector<float>* weights) const;
+
+  // For queries (table/walk.cc).
+  RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
+  // All rows, in the order in which they lie.
+  void walk(uint32_t shard, const std::function<void(const Block&)>& visit) const;
+  // Like scan(), of rows that satisfy a predicate, if there is one. It looks at so many rows and no more: there may be
+  // further ones though none came. `weights` may be null.
+  bool scan(uint32_t shard, uint64_t* from, size_t most, const Program& where, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
   uint64_t rows(uint32_t shard) const { return shards_[shard].index.size(); }
   // Of the rows that were ever updated; rows that were only looked at are the initialiser's and do not count.
@@ -127,6 +137,7 @@ class Table {
   // gradient(entry, to) writes the gradient of an entry of `rows`.
   Status apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
                        const std::vector<uint32_t>& entries, const std::function<void(uint32_t, float*)>& gradient);
+  class Gathering;
   Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
   void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
   uint32_t make_row(TableShard& s, uint64_t hash);

@@ -52,6 +52,7 @@ const char* name_of(Op op) {
     case Op::kPut: return "put";
     case Op::kSnapshot: return "snapshot";
     case Op::kCall: return "call";
+    case Op::kQuery: return "query";
   }
   return "?";
 }

@@ -41,6 +41,7 @@ enum class Op : uint8_t {
   kEnter,
   kPut,
   kSnapshot,
+  kQuery = 22,
   kCall = 24,
 };
 inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kCall);

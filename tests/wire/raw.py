@@ -12,6 +12,7 @@ from windlass._address import Address, dial
 from windlass._handshake import greet
 
 HELLO, GOODBYE, ASK, OPEN, ATTACH, LIST, PUSH, PULL, PUSH_PULL, ERASE, ROWS, FINGERPRINT, SCAN = range(1, 14)
+QUERY = 22
 CLOSES, EMPTY, CREATES, WHOLE = 1, 2, 4, 8
 MAGIC = 0x31464C57
 HEADER, PART = struct.Struct("<IBBHQQQIIIBBBBIII"), struct.Struct("<IIQQIIQIIQHBB")

@@ -137,6 +137,24 @@ def test_nothing_but_hello_is_heard_before_hello():
 # -- S7 --------------------------------------------------------------------------------------------------------------
 
 
+COUNT = bytes([1]) + bytes(23)
+QUERIES = [  # that make no sense
+    b"",
+    b"\x01",
+    bytes(24),
+    bytes([255]) + bytes(23),
+    COUNT + b"\x00",
+    struct.pack("<BBHIIIQ", 1, 0, 0, 2**32 - 1, 2**32 - 1, 0, 0),
+    struct.pack("<BBHIIIQ", 1, 0, 0, 1, 0, 0, 0) + b"\xff",
+    struct.pack("<BBHIIIQ", 1, 0, 0, 17, 0, 0, 0) + b"\x03" * 17,
+    struct.pack("<BBHIIIQ", 11, 1, 0, 0, 1, 0, 1_000_001) + b"\x0b",
+    struct.pack("<BBHIIIQ", 11, 1, 0, 0, 1, 0, 2**64 - 1) + b"\x0b",
+    struct.pack("<BBHIIIQ", 10, 0, 0, 0, 0, 0, 2**61),
+    struct.pack("<BBHIIIQdd", 10, 0, 0, 0, 0, 0, 2, 1.0, float("nan")),
+    b"\x01" * 70_000,
+]
+
+
 def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
     """Requests that must be refused, by the name of the error they must be refused with."""
     client, number, strict, table = client or raw.RawClient.__new__(raw.RawClient), 1, 2, 3
@@ -186,6 +204,17 @@ def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
         ("InvalidArgument", i64(raw.ROWS, raw.Part())),
         ("InvalidArgument", i64(raw.ERASE, raw.Part(items=struct.pack("<Q", key), sequence=1))),
         ("InvalidArgument", client.frame(raw.SCAN, [raw.Part(items=struct.pack("<Q", 2**60))], object=table)),
+        *(
+            ("InvalidArgument", client.frame(raw.QUERY, [raw.Part(items=q)], object=of))
+            for q in QUERIES
+            for of in (1, 3)
+        ),
+        *(
+            ("InvalidArgument", client.frame(raw.SCAN, [raw.Part(items=struct.pack("<QII", *head) + where)], object=3))
+            for head, where in [((5, 2, 0), b""), ((5, 0, 1), b""), ((5, 1, 0), b"\x30"), ((0, 1, 0), b"\x03")]
+        ),
+        ("InvalidArgument", i64(raw.SCAN, raw.Part(items=struct.pack("<QII", 5, 0, 0)))),
+        ("ShapeMismatch", client.frame(raw.QUERY, [raw.Part(items=COUNT, numbers=bytes(8))], object=table)),
         (
             "InvalidArgument",  # a key of another shard
             client.frame(

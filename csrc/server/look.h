@@ -1,0 +1,36 @@
+// Queries on one shard: what a server does for them, wherever the shard is.
+//
+// Thread safety: the holder of the shard's turn.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "query/query.h"
+#include "server/rounds.h"
+
+namespace windlass {
+
+RowType row_type_of(const TensorSpec& spec, const Cut& cut);
+RowType row_type_of(const Target& target);
+
+// The shard's answer to a query that was parsed for its object.
+std::string look(const Query& query, const Target& target);
+
+// What a scan asks for: how many rows at most, whether their keys alone, and which of them.
+struct Scan {
+  uint64_t most = 0;
+  bool keys_only = false;
+  bool filtered = false;
+  Program where;
+
+  // Whatever is wrong is kInvalidArgument or kShapeMismatch.
+  static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* out);
+  static std::string encode(uint64_t most, bool keys_only, const std::string& where);
+};
+
+// Keys from *from on, and rows unless only keys are wanted; false when those were the last. A tensor has keys alone.
+bool scan(const Scan& scan, const Target& target, uint64_t* from, std::vector<uint64_t>* keys,
+          std::vector<float>* weights);
+
+}  // namespace windlass
