@@ -62,9 +62,6 @@ class UserCall:
     def text(self) -> str: ...
 
     @property
-    def is_table(self) -> bool: ...
-
-    @property
     def given_up(self) -> bool:
         """Whether nobody waits for it any more."""
 
