@@ -62,6 +62,7 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench control
 	$(BIN)/windlass bench sync
 	$(BIN)/windlass bench train
+	$(BIN)/windlass bench rules
 
 # sanitized(NAME, SANITIZERS): builds the core's tests with them.
 define sanitized

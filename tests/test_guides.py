@@ -25,6 +25,7 @@ def examples(guide: Path) -> list[tuple[int, str]]:
         ("data.md", 5),
         ("functions.md", 5),
         ("pytorch.md", 9),
+        ("rules.md", 5),
         ("vectors.md", 5),
         ("your-code.md", 5),
         ("coming-from/ddp.md", 1),

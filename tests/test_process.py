@@ -342,6 +342,19 @@ RULES = {
     "Assign": wl.Assign(),
     "Max": wl.Max(),
     "Average": wl.Average(),
+    "RMSProp": wl.RMSProp(lr=0.01, weight_decay=0.01),
+    "RMSProp momentum": wl.RMSProp(lr=0.01, momentum=0.9),
+    "RMSProp centered": wl.RMSProp(lr=0.01, centered=True),
+    "RMSProp centered momentum": wl.RMSProp(lr=0.01, centered=True, momentum=0.9),
+    "Adadelta": wl.Adadelta(weight_decay=0.01),
+    "Adamax": wl.Adamax(weight_decay=0.01),
+    "NAdam": wl.NAdam(weight_decay=0.01),
+    "NAdam decoupled": wl.NAdam(weight_decay=0.01, decoupled_weight_decay=True),
+    "Lion": wl.Lion(weight_decay=0.01),
+    "FTRL": wl.FTRL(l1=0.1, l2=0.1),
+    "Min": wl.Min(),
+    "bounded": wl.Adam(clip_value=0.5, clip_weights=(-0.4, 0.3)),
+    "scheduled": wl.SGD(lr=0.1, schedule=wl.Schedule(warmup=3, decay="cosine", updates=5)),
 }
 assert {r._kind for r in RULES.values()} == set(wl._core.RuleKind) - {wl._core.RuleKind.FOREIGN}
 cluster, prints = wl.connect(threads=2), {"isa": wl._core.isa()}

@@ -112,6 +112,8 @@ def test_every_rule_of_the_core_has_a_class():
     in_core = len(re.findall(r"^WL_RULE\(", text, re.MULTILINE))
     rules = [wl.SGD(lr=0.1), wl.SGD(lr=0.1, momentum=0.9)]
     rules += [wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Assign(), wl.Max(), wl.Average()]
+    rules += [wl.RMSProp(momentum=m, centered=c) for m in (0.0, 0.9) for c in (False, True)]
+    rules += [wl.Adadelta(), wl.Adamax(), wl.NAdam(), wl.Lion(), wl.FTRL(), wl.Min()]
     rules.append(wl.rule(lambda w, g: None)())
     assert {r._kind for r in rules} == set(_core.RuleKind)
     assert len(_core.RuleKind) == in_core

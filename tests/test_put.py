@@ -23,6 +23,15 @@ RULES = {
     "assign": wl.Assign(),
     "max": wl.Max(),
     "average": wl.Average(),
+    "rmsprop": wl.RMSProp(lr=0.01),
+    "centered": wl.RMSProp(lr=0.01, momentum=0.9, centered=True),
+    "adadelta": wl.Adadelta(),
+    "adamax": wl.Adamax(lr=0.01),
+    "nadam": wl.NAdam(lr=0.01),
+    "lion": wl.Lion(lr=0.01),
+    "ftrl": wl.FTRL(l1=0.5),
+    "min": wl.Min(),
+    "scheduled": wl.SGD(lr=0.1, schedule=wl.Schedule(warmup=3, decay="linear", updates=5)),
 }
 STATE = {
     "momentum": ["momentum_buffer"],
@@ -31,6 +40,13 @@ STATE = {
     "row_adagrad": ["sum"],
     "adam": ["exp_avg", "exp_avg_sq"],
     "adamw": ["exp_avg", "exp_avg_sq"],
+    "rmsprop": ["square_avg"],
+    "centered": ["square_avg", "grad_avg", "momentum_buffer"],
+    "adadelta": ["square_avg", "acc_delta"],
+    "adamax": ["exp_avg", "exp_inf"],
+    "nadam": ["exp_avg", "exp_avg_sq"],
+    "lion": ["exp_avg"],
+    "ftrl": ["z", "n"],
 }
 
 

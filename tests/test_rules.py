@@ -16,6 +16,44 @@ CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 DTYPES = [np.float32, np.float64, np.int64]
 
 SGD, ADAGRAD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW
+RMSPROP, ADADELTA, ADAMAX, NADAM = torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam
+
+
+class Formula:
+    """What torch does not have, by its formulas in numpy, behind the calls that the tests make of torch.optim."""
+
+    def __init__(self, params: list[torch.nn.Parameter], foreach: bool, **options: Any) -> None:
+        self.param = params[0]
+        self.param_groups = [{"betas": (0.9, 0.99), "weight_decay": 0.0, "beta": 1.0, "l1": 0.0, "l2": 0.0} | options]
+        self.m, self.n = (np.zeros(self.param.shape, self.dtype) for _ in range(2))
+        self.w = self.param.detach().numpy().astype(self.dtype)
+
+    def step(self) -> None:
+        self.update(self.param.grad.numpy().astype(self.dtype), self.param_groups[0])
+        self.param.data = torch.from_numpy(self.w.astype(np.float32))
+
+
+class LionFormula(Formula):
+    dtype = np.float32  # a sum near zero has the sign that float32 gives it
+
+    def update(self, g: np.ndarray, o: dict[str, Any]) -> None:
+        (b1, b2), lr, f = o["betas"], o["lr"], np.float32
+        c = f(b1) * self.m + f(1 - b1) * g
+        self.w = self.w * f(1 - lr * o["weight_decay"]) - f(lr) * np.sign(c)
+        self.m = f(b2) * self.m + f(1 - b2) * g
+
+
+class FTRLFormula(Formula):
+    dtype = np.float64
+
+    def update(self, g: np.ndarray, o: dict[str, Any]) -> None:
+        sigma = (np.sqrt(self.n + g * g) - np.sqrt(self.n)) / o["lr"]
+        self.m += g - sigma * self.w
+        self.n += g * g
+        w = -(self.m - np.sign(self.m) * o["l1"]) / ((o["beta"] + np.sqrt(self.n)) / o["lr"] + o["l2"])
+        self.w = np.where(np.abs(self.m) <= o["l1"], 0.0, w)
+
+
 # Learning rates that keep weights around 1: beyond, float32 itself is coarser than the tolerance.
 OPTIMIZERS = {
     "SGD": (wl.SGD(lr=0.1), SGD, {"lr": 0.1}),
@@ -46,6 +84,53 @@ OPTIMIZERS = {
         {"lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.05},
     ),
     "AdamW": (wl.AdamW(lr=0.01, weight_decay=0.1), ADAMW, {"lr": 0.01, "weight_decay": 0.1}),
+    "RMSProp": (wl.RMSProp(lr=0.001), RMSPROP, {"lr": 0.001}),
+    "RMSProp momentum": (
+        wl.RMSProp(lr=0.0005, alpha=0.9, eps=1e-6, weight_decay=0.02, momentum=0.9),
+        RMSPROP,
+        {"lr": 0.0005, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.02, "momentum": 0.9},
+    ),
+    "RMSProp centered": (wl.RMSProp(lr=0.001, centered=True), RMSPROP, {"lr": 0.001, "centered": True}),
+    "RMSProp centered momentum": (
+        wl.RMSProp(lr=0.0005, centered=True, momentum=0.8, weight_decay=0.01),
+        RMSPROP,
+        {"lr": 0.0005, "centered": True, "momentum": 0.8, "weight_decay": 0.01},
+    ),
+    "Adadelta": (wl.Adadelta(), ADADELTA, {}),
+    "Adadelta weight_decay": (
+        wl.Adadelta(lr=0.5, rho=0.8, eps=1e-5, weight_decay=0.02),
+        ADADELTA,
+        {"lr": 0.5, "rho": 0.8, "eps": 1e-5, "weight_decay": 0.02},
+    ),
+    "Adamax": (wl.Adamax(lr=0.01), ADAMAX, {"lr": 0.01}),
+    "Adamax weight_decay": (
+        wl.Adamax(lr=0.01, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.05),
+        ADAMAX,
+        {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.05},
+    ),
+    "NAdam": (wl.NAdam(lr=0.01), NADAM, {"lr": 0.01}),
+    "NAdam weight_decay": (
+        wl.NAdam(lr=0.01, beta1=0.95, beta2=0.99, eps=1e-6, weight_decay=0.05, momentum_decay=0.05),
+        NADAM,
+        {"lr": 0.01, "betas": (0.95, 0.99), "eps": 1e-6, "weight_decay": 0.05, "momentum_decay": 0.05},
+    ),
+    "NAdam decoupled": (
+        wl.NAdam(lr=0.01, weight_decay=0.1, momentum_decay=0.0, decoupled_weight_decay=True),
+        NADAM,
+        {"lr": 0.01, "weight_decay": 0.1, "momentum_decay": 0.0, "decoupled_weight_decay": True},
+    ),
+    "Lion": (wl.Lion(lr=0.01), LionFormula, {"lr": 0.01}),
+    "Lion weight_decay": (
+        wl.Lion(lr=0.01, beta1=0.95, beta2=0.98, weight_decay=0.1),
+        LionFormula,
+        {"lr": 0.01, "betas": (0.95, 0.98), "weight_decay": 0.1},
+    ),
+    "FTRL": (wl.FTRL(), FTRLFormula, {"lr": 0.1}),
+    "FTRL l1 l2": (
+        wl.FTRL(lr=0.1, beta=0.5, l1=3.0, l2=2.0),
+        FTRLFormula,
+        {"lr": 0.1, "beta": 0.5, "l1": 3.0, "l2": 2.0},
+    ),
 }
 
 
@@ -67,7 +152,7 @@ class Torch:
 
 
 # With servers the same code runs on the same numbers: these show that state, counts and hyperparameters are kept there.
-REMOTE = {"SGD nesterov", "Adagrad lr_decay", "Adam weight_decay"}
+REMOTE = {"SGD nesterov", "Adagrad lr_decay", "Adam weight_decay", "RMSProp centered momentum", "NAdam weight_decay"}
 HERE = pytest.mark.embedded("the arithmetic is the same with servers, where a few rules stand for all")
 
 
@@ -122,8 +207,10 @@ def test_row_adagrad_follows_its_formula(cluster: wl.Cluster, dim: int):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rule", "expected"), [(wl.Sum(), np.add), (wl.Max(), np.maximum), (wl.Assign(), None)])
-def test_sum_max_and_assign_are_numpys(cluster: wl.Cluster, rule: wl.Rule, expected: Any, dtype: type):
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(wl.Sum(), np.add), (wl.Max(), np.maximum), (wl.Min(), np.minimum), (wl.Assign(), None)]
+)
+def test_sum_max_min_and_assign_are_numpys(cluster: wl.Cluster, rule: wl.Rule, expected: Any, dtype: type):
     shape = (5, SHARD // 2 + 37)  # a shard per row
     tensor = cluster.tensor("w", shape, rule=rule, dtype=dtype, init=wl.Constant(-3))
     weights, random = np.full(shape, -3, dtype), rng(1)
@@ -152,11 +239,21 @@ def test_an_int64_sum_wraps_around(cluster: wl.Cluster):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_nan_wins_in_max(cluster: wl.Cluster, dtype: type):
-    tensor = cluster.tensor("w", (3,), rule=wl.Max(), dtype=dtype)
-    tensor.push(np.array([np.nan, 1, -1], dtype))
-    tensor.push(np.array([1, np.nan, -2], dtype))
+@pytest.mark.parametrize(("rule", "sign"), [(wl.Max(), 1), (wl.Min(), -1)])
+def test_nan_wins_in_max_and_min(cluster: wl.Cluster, rule: wl.Rule, sign: int, dtype: type):
+    tensor = cluster.tensor("w", (3,), rule=rule, dtype=dtype)
+    tensor.push(sign * np.array([np.nan, 1, -1], dtype))
+    tensor.push(sign * np.array([1, np.nan, -2], dtype))
     np.testing.assert_array_equal(tensor.pull(), np.array([np.nan, np.nan, 0], dtype))
+
+
+def test_ftrl_makes_weights_that_matter_little_exactly_zero(cluster: wl.Cluster):
+    w = cluster.tensor("w", (1000,), rule=wl.FTRL(l1=10.0))
+    matters = np.arange(1000) % 10 == 0
+    for step in range(100):
+        w.push(0.1 * numbers(1000, seed=step) + matters.astype(np.float32))
+    np.testing.assert_array_equal(w.pull() != 0, matters)
+    np.testing.assert_array_equal(w.pull() < 0, matters)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +261,7 @@ def test_nan_wins_in_max(cluster: wl.Cluster, dtype: type):
     [
         (wl.Sum(), [1 + 2 + 4, 8]),
         (wl.Max(), [4, 8]),
+        (wl.Min(), [-4, -8]),
         (wl.Assign(), [2, 8]),
         (wl.Average(), [np.float32(7) / 3, 8]),
         (wl.SGD(lr=1.0), [-7, -8]),
@@ -173,7 +271,8 @@ def test_nan_wins_in_max(cluster: wl.Cluster, dtype: type):
 @pytest.mark.parametrize("wide", [False, True])
 def test_repeats_in_one_push_are_one_update(cluster: wl.Cluster, rule: wl.Rule, expected: list[float], wide: bool):
     dim = 16 if wide else 3
-    grads = np.repeat(np.array([[1], [8], [4], [2]], np.float32), dim, axis=1)
+    sign = -1 if isinstance(rule, wl.Min) else 1  # weights start at 0
+    grads = sign * np.repeat(np.array([[1], [8], [4], [2]], np.float32), dim, axis=1)
     table = cluster.table("rows", dim, rule=rule)
     table.push([7, 9, 7, 7], grads)
     np.testing.assert_array_equal(table.pull([7, 9])[:, 0], expected)
@@ -215,6 +314,19 @@ def test_the_learning_rate_of_a_push_counts_for_that_push(cluster: wl.Cluster, n
         ("Adam", {"beta1": 0.5, "beta2": 0.6}, {"betas": (0.5, 0.6)}),
         ("Adam", {"eps": 0.1, "weight_decay": 0.1}, {"eps": 0.1, "weight_decay": 0.1}),
         ("AdamW", {"weight_decay": 0.5}, {"weight_decay": 0.5}),
+        ("RMSProp", {"alpha": 0.5, "eps": 0.1, "weight_decay": 0.1}, {"alpha": 0.5, "eps": 0.1, "weight_decay": 0.1}),
+        ("RMSProp momentum", {"momentum": 0.5}, {"momentum": 0.5}),
+        ("Adadelta", {"rho": 0.5, "eps": 0.1, "weight_decay": 0.1}, {"rho": 0.5, "eps": 0.1, "weight_decay": 0.1}),
+        ("Adamax", {"beta1": 0.5, "beta2": 0.6}, {"betas": (0.5, 0.6)}),
+        ("Adamax", {"eps": 0.1, "weight_decay": 0.1}, {"eps": 0.1, "weight_decay": 0.1}),
+        (
+            "NAdam",
+            {"beta2": 0.6, "eps": 0.1, "weight_decay": 0.1},
+            {"betas": (0.9, 0.6), "eps": 0.1, "weight_decay": 0.1},
+        ),
+        ("NAdam weight_decay", {"decoupled_weight_decay": True}, {"decoupled_weight_decay": True}),
+        ("Lion", {"beta1": 0.5, "beta2": 0.6, "weight_decay": 0.1}, {"betas": (0.5, 0.6), "weight_decay": 0.1}),
+        ("FTRL", {"l1": 0.5, "l2": 0.1, "beta": 2.0}, {"l1": 0.5, "l2": 0.1, "beta": 2.0}),
     ],
 )
 def test_every_hyperparameter_travels_with_its_push(cluster: wl.Cluster, name: str, ours: Any, theirs: Any):
@@ -235,6 +347,12 @@ NUMBERS = {
     wl.RowAdagrad: ["lr", "initial_accumulator_value", "eps"],
     wl.Adam: ["lr", "beta1", "beta2", "eps", "weight_decay"],
     wl.AdamW: ["lr", "beta1", "beta2", "eps", "weight_decay"],
+    wl.RMSProp: ["lr", "alpha", "eps", "weight_decay", "momentum"],
+    wl.Adadelta: ["lr", "rho", "eps", "weight_decay"],
+    wl.Adamax: ["lr", "beta1", "beta2", "eps", "weight_decay"],
+    wl.NAdam: ["lr", "beta1", "beta2", "eps", "weight_decay", "momentum_decay"],
+    wl.Lion: ["lr", "beta1", "beta2", "weight_decay"],
+    wl.FTRL: ["lr", "beta", "l1", "l2"],
 }
 WRONG = [float("nan"), float("inf"), -0.5, "0.1", None, True, 1j, [0.1]]
 REFUSED = [
@@ -252,11 +370,23 @@ def test_a_hyperparameter_outside_its_range_is_refused_by_name(kind: Any, name: 
         kind(**{"lr": 0.1, name: value})
 
 
-@pytest.mark.parametrize("kind", [wl.Adam, wl.AdamW])
+@pytest.mark.parametrize("kind", [wl.Adam, wl.AdamW, wl.Adamax, wl.NAdam, wl.Lion])
 @pytest.mark.parametrize("name", ["beta1", "beta2"])
 def test_a_beta_is_below_one(kind: Any, name: str):
     with pytest.raises(wl.InvalidArgument, match=f"{name} must be at least 0 and below 1, not 1.0"):
         kind(**{name: 1.0})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(wl.RMSProp, "alpha"), (wl.Adadelta, "rho")])
+def test_a_share_is_at_most_one(kind: Any, name: str):
+    kind(**{name: 1.0})
+    with pytest.raises(wl.InvalidArgument, match=f"{name} must be at least 0 and at most 1, not 1.5"):
+        kind(**{name: 1.5})
+
+
+def test_the_step_size_of_ftrl_is_above_zero():
+    with pytest.raises(wl.InvalidArgument, match=r"FTRL: lr must be above 0, not 0\.0"):
+        wl.FTRL(lr=0.0)
 
 
 @pytest.mark.parametrize("value", [0.5, 1, None, "yes"])
@@ -308,7 +438,7 @@ def test_a_fixed_number_is_refused_with_those_that_travel(cluster: wl.Cluster, w
     assert not pull().any()
 
 
-@pytest.mark.parametrize("rule", [wl.Sum(), wl.Assign(), wl.Max(), wl.Average()])
+@pytest.mark.parametrize("rule", [wl.Sum(), wl.Assign(), wl.Max(), wl.Min(), wl.Average()])
 def test_rules_without_hyperparameters_say_so(cluster: wl.Cluster, rule: wl.Rule):
     push, pull = push_of(cluster, "tensor", rule)
     with pytest.raises(wl.InvalidArgument, match="has no hyperparameter 'lr'; it has: none"):
@@ -326,7 +456,14 @@ def test_a_bad_hyperparameter_of_a_push_applies_nothing(cluster: wl.Cluster, whe
 
 
 @pytest.mark.parametrize(
-    ("rule", "momentum"), [(wl.SGD(lr=0.1), 0.9), (wl.SGD(lr=0.1, momentum=0.9), 0.0)], ids=["without", "with"]
+    ("rule", "momentum"),
+    [
+        (wl.SGD(lr=0.1), 0.9),
+        (wl.SGD(lr=0.1, momentum=0.9), 0.0),
+        (wl.RMSProp(), 0.9),
+        (wl.RMSProp(momentum=0.9), 0.0),
+    ],
+    ids=["without", "with", "RMSProp without", "RMSProp with"],
 )
 def test_momentum_cannot_come_or_go_with_a_push(cluster: wl.Cluster, rule: wl.Rule, momentum: float):
     push, pull = push_of(cluster, "tensor", rule)

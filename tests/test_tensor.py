@@ -21,8 +21,22 @@ RULES = {
     "Sum": wl.Sum(),
     "Assign": wl.Assign(),
     "Max": wl.Max(),
+    "Min": wl.Min(),
+    "RMSProp": wl.RMSProp(momentum=0.9, centered=True),
+    "Adadelta": wl.Adadelta(),
+    "Adamax": wl.Adamax(),
+    "NAdam": wl.NAdam(),
+    "Lion": wl.Lion(),
+    "FTRL": wl.FTRL(),
 }
-COUNTING = {"SGD momentum", "Adagrad", "Adam", "AdamW"}  # their step depends on how often a shard was updated
+COUNTING = {
+    "SGD momentum",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+}  # their step depends on how often a shard was updated
 
 
 # -- create and open -------------------------------------------------------------------------------------------------
@@ -94,7 +108,7 @@ def test_momentum_is_part_of_the_spec(cluster: wl.Cluster):
 @pytest.mark.parametrize("rule", [wl.SGD(lr=0.1), wl.Adagrad(), wl.RowAdagrad(), wl.Adam()])
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
 def test_optimizers_work_on_float32_only(cluster: wl.Cluster, rule: wl.Rule, dtype: type):
-    with pytest.raises(wl.InvalidArgument, match=r"works on float32.*Sum, Max and Assign take any dtype"):
+    with pytest.raises(wl.InvalidArgument, match=r"works on float32.*Sum, Max, Min and Assign take any dtype"):
         cluster.tensor("w", (3,), rule=rule, dtype=dtype)
 
 
@@ -447,11 +461,14 @@ def test_a_list_of_rows_is_numpys_index(cluster: wl.Cluster, rows: Any, row: tup
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
 @pytest.mark.parametrize(
-    ("rule", "expected"), [(wl.Sum(), [5, 7, 5]), (wl.Max(), [4, 7, 4]), (wl.Assign(), [1, 7, 1])], ids=str
+    ("rule", "expected"),
+    [(wl.Sum(), [5, 7, 5]), (wl.Max(), [4, 7, 4]), (wl.Min(), [-4, -7, -4]), (wl.Assign(), [1, 7, 1])],
+    ids=str,
 )
 def test_repeated_rows_are_combined_in_order(cluster: wl.Cluster, dtype: type, rule: wl.Rule, expected: list[int]):
     tensor = cluster.tensor("w", (4, SHARD), rule=rule, dtype=dtype)
-    grad = np.repeat(np.array([[4], [7], [1]], dtype), SHARD, axis=1)
+    sign = -1 if isinstance(rule, wl.Min) else 1  # weights start at 0
+    grad = np.repeat(np.array([[4], [7], [1]], dtype) * sign, SHARD, axis=1)
     got = tensor[[2, 1, -2]].push_pull(grad)
     np.testing.assert_array_equal(got, np.repeat(np.array(expected, dtype)[:, None], SHARD, axis=1))
     assert not tensor[[0, 3]].pull().any()

@@ -40,8 +40,22 @@ from windlass._init import Constant, Init, Normal, Uniform, Zeros
 from windlass._keys import unique
 from windlass._lease import Lease
 from windlass._local import Elastic, Local
+from windlass._optimizers import (
+    FTRL,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Lion,
+    NAdam,
+    RMSProp,
+    RowAdagrad,
+)
 from windlass._query import Histogram, TopK
-from windlass._rules import SGD, Adagrad, Adam, AdamW, Assign, Average, Max, RowAdagrad, Rule, Sum
+from windlass._rules import Assign, Average, Max, Min, Rule, Sum
+from windlass._schedule import Schedule
 from windlass._slots import Slots
 from windlass._snapshot import Snapshot
 from windlass._step import Step
@@ -70,12 +84,15 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "ASP",
     "BSP",
+    "FTRL",
     "SGD",
     "SSP",
     "AccessDenied",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Assign",
     "Average",
     "BufferInUse",
@@ -95,18 +112,23 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "Lease",
+    "Lion",
     "Local",
     "Max",
     "MaxDelay",
+    "Min",
+    "NAdam",
     "NonFinite",
     "Normal",
     "NotFound",
     "Part",
     "ProtocolError",
     "Pulled",
+    "RMSProp",
     "ResourceExhausted",
     "RowAdagrad",
     "Rule",
+    "Schedule",
     "ServerLost",
     "ShapeMismatch",
     "Slots",

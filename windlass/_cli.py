@@ -102,6 +102,15 @@ def train(
     _measure("train", 0, json, quick=short)
 
 
+@bench.command()
+def rules(
+    json: Json = None,
+    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
+) -> None:
+    """Every rule on a tensor and on a table, beside its kernel on plain arrays."""
+    _measure("rules", 0, json, quick=short)
+
+
 def main() -> None:
     """The entry point."""
     app()

@@ -163,6 +163,26 @@ class RuleKind(enum.Enum):
 
     FOREIGN = 10
 
+    RMSPROP = 11
+
+    RMSPROP_MOMENTUM = 12
+
+    RMSPROP_CENTERED = 13
+
+    RMSPROP_CENTERED_MOMENTUM = 14
+
+    ADADELTA = 15
+
+    ADAMAX = 16
+
+    NADAM = 17
+
+    LION = 18
+
+    FTRL = 19
+
+    MIN = 20
+
 class RuleSpec:
     """What is fixed of a rule when an object is made."""
 
@@ -709,6 +729,14 @@ class Outbox:
     def heard(self, asked: Sequence[int], held: Sequence[int]) -> int: ...
 
     def __len__(self) -> int: ...
+
+def limit_rule(kind: RuleKind, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], state: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], row: int, threads: int, repeats: int) -> float:
+    """
+    Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.
+    """
+
+def limit_rule_rows(kind: RuleKind, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> float:
+    """The same on rows of plain arrays, by their numbers."""
 
 def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> float: ...
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from windlass._errors import InvalidArgument, ShapeMismatch, Timeout
-from windlass._rules import SGD, Average, Max, Rule, Sum
+from windlass._optimizers import SGD
+from windlass._rules import Average, Max, Rule, Sum
 from windlass._sync import ASP
 
 if TYPE_CHECKING:

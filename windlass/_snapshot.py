@@ -24,8 +24,10 @@ class Snapshot:
     """
 
     weights: "np.ndarray[Any, Any]"  #: of the tensor's shape and dtype
-    #: By torch.optim's names: "momentum_buffer" of SGD with momentum, "exp_avg" and "exp_avg_sq" of Adam and AdamW,
-    #: "sum" of Adagrad; "sum" of RowAdagrad has one number per row; of a rule of your own its own names. All float32.
+    #: By torch.optim's names: "momentum_buffer" of SGD with momentum, "exp_avg" and "exp_avg_sq" of Adam, AdamW and
+    #: NAdam, "exp_avg" and "exp_inf" of Adamax, "sum" of Adagrad, "square_avg" and what else it keeps of RMSProp,
+    #: "square_avg" and "acc_delta" of Adadelta; "exp_avg" of Lion, "z" and "n" of FTRL; "sum" of RowAdagrad has one
+    #: number per row; of a rule of your own its own names. All float32.
     state: "dict[str, np.ndarray[Any, Any]]"
     updates: "np.ndarray[Any, np.dtype[np.int64]]"  #: how many updates the rule has made, of each shard
 

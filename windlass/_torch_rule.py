@@ -65,6 +65,7 @@ class TorchRule(UserRule):
         values["whole"] = name not in ELEMENTWISE if whole is None else bool(whole)
         for field, value in values.items():
             object.__setattr__(self, field, value)
+        self._check_options()
         _try_out(found, _read(text), (_TRIED,) if not self.whole else (2, 3), f"TorchRule: torch.optim.{name}")
 
     def _with(self, changes: Mapping[str, float]) -> "TorchRule":

@@ -22,7 +22,7 @@ import numpy as np
 
 from windlass import _core
 from windlass._errors import InvalidArgument
-from windlass._rules import Rule
+from windlass._rules import OPTIONS, Rule
 
 if TYPE_CHECKING:
     from windlass._core import UserCall
@@ -59,7 +59,7 @@ class UserRule(Rule):
         return _core.RuleKind.FOREIGN
 
     def _spec(self, shape: tuple[int, ...]) -> _core.RuleSpec:
-        return _core.RuleSpec(self._kind, foreign=(self._name(shape), *self._layout(shape)))
+        return _core.RuleSpec(self._kind, **self._options(), foreign=(self._name(shape), *self._layout(shape)))
 
 
 def rule(
@@ -143,10 +143,14 @@ class RuleFunction:
             for name, default in numbers.items()
         ]
         self._rule: type[_FunctionRule] = dataclasses.make_dataclass(
-            self.__name__, fields, bases=(_FunctionRule,), frozen=True, namespace={"_function": self}
+            self.__name__,
+            fields,
+            bases=(_FunctionRule,),
+            frozen=True,
+            namespace={"_function": self, "_steps": "lr" in numbers},
         )
 
-    def __call__(self, *args: float, **numbers: float) -> "_FunctionRule":
+    def __call__(self, *args: float, **numbers: Any) -> "_FunctionRule":
         try:
             return self._rule(*args, **numbers)
         except TypeError as error:
@@ -184,6 +188,8 @@ class RuleFunction:
         for name, parameter in parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise InvalidArgument(f"{self._what}: expected parameters with names, not {parameter}")
+            if name in OPTIONS:
+                raise InvalidArgument(f"{self._what}: {name} is an option of every rule, and cannot be a parameter")
             if name not in _GIVEN and name not in kept:
                 numbers[name] = parameter.default
         if "w" not in parameters:

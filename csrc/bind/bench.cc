@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "bench/gate.h"
+#include "bench/rules.h"
 #include "bind/bind.h"
 
 namespace windlass::bind {
@@ -69,9 +71,67 @@ struct Share {
   }
 };
 
+[[noreturn]] void wrong(const std::string& why) { throw StatusError{Status(Code::kInvalidArgument, why)}; }
+
+Hyper hyper_of(const std::vector<double>& numbers) {
+  Hyper hyper;
+  if (numbers.size() > limits::kRuleHyperMax) wrong("too many numbers for a rule");
+  std::copy(numbers.begin(), numbers.end(), hyper.v);
+  return hyper;
+}
+
+double limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
+                  Floats g, size_t row, int threads, int repeats) {
+  const Layout& layout = layout_of(kind);
+  const Hyper hyper = hyper_of(numbers);
+  const size_t n = w.size(), arrays = layout.vectors + (layout.row_scalars != 0 ? 1u : 0u);
+  if (kind == RuleKind::kForeign || g.size() != n || row == 0 || n % row != 0 || 1024 % row != 0 ||
+      state.size() != arrays)
+    wrong("limit_rule: arrays do not fit the rule");
+  float* pointers[limits::kRuleVectorsMax + 1] = {};
+  for (size_t v = 0; v < arrays; ++v) {
+    if (state[v].size() != (v < layout.vectors ? n : n / row * layout.row_scalars)) wrong("limit_rule: a short state");
+    pointers[v] = state[v].data();
+  }
+  return best_of(threads, repeats, [&](int t, int of) {
+    const Share s(n, t, of);
+    bare_dense(kind, hyper, w.data(), pointers, g.data(), s.from, s.n, row);
+  });
+}
+
+double limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
+                       RowNumbers rows, Table g, int repeats) {
+  const Layout& layout = layout_of(kind);
+  const Hyper hyper = hyper_of(numbers);
+  const size_t dim = w.shape(1);
+  if (kind == RuleKind::kForeign || g.shape(0) != rows.size() || g.shape(1) != dim ||
+      state.shape(1) < layout.vectors * dim || state.shape(0) < (layout.vectors != 0 ? w.shape(0) : 0) ||
+      heads.shape(0) != w.shape(0) || heads.shape(1) != sizeof(RowHead) + layout.row_scalars * sizeof(float))
+    wrong("limit_rule_rows: arrays do not fit the rule");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows.data()[i] >= w.shape(0)) wrong("limit_rule_rows: no such row");
+  }
+  const BareRows r{w.data(),
+                   state.data(),
+                   reinterpret_cast<std::byte*>(heads.data()),
+                   heads.shape(1),
+                   rows.data(),
+                   g.data(),
+                   rows.size(),
+                   static_cast<uint32_t>(dim)};
+  return best_of(1, repeats, [&](int, int) { bare_rows(kind, hyper, r); });
+}
+
 }  // namespace
 
 void bind_bench(nb::module_& m) {
+  m.def(
+      "limit_rule", &limit_rule, nb::arg("kind"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"), nb::arg("g"),
+      nb::arg("row"), nb::arg("threads"), nb::arg("repeats"),
+      "Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.");
+  m.def("limit_rule_rows", &limit_rule_rows, nb::arg("kind"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"),
+        nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"),
+        "The same on rows of plain arrays, by their numbers.");
   m.def(
       "limit_fused_sgd",
       [](Floats w, Floats g, Floats out, bool stream, int threads, int repeats) {

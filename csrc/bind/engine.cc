@@ -122,7 +122,17 @@ void bind_engine(nb::module_& m) {
       .value("ASSIGN", RuleKind::kAssign)
       .value("MAX", RuleKind::kMax)
       .value("AVERAGE", RuleKind::kAverage)
-      .value("FOREIGN", RuleKind::kForeign);
+      .value("FOREIGN", RuleKind::kForeign)
+      .value("RMSPROP", RuleKind::kRmsProp)
+      .value("RMSPROP_MOMENTUM", RuleKind::kRmsPropMomentum)
+      .value("RMSPROP_CENTERED", RuleKind::kRmsPropCentered)
+      .value("RMSPROP_CENTERED_MOMENTUM", RuleKind::kRmsPropCenteredMomentum)
+      .value("ADADELTA", RuleKind::kAdadelta)
+      .value("ADAMAX", RuleKind::kAdamax)
+      .value("NADAM", RuleKind::kNAdam)
+      .value("LION", RuleKind::kLion)
+      .value("FTRL", RuleKind::kFtrl)
+      .value("MIN", RuleKind::kMin);
   nb::class_<RuleSpec>(m, "RuleSpec", "What is fixed of a rule when an object is made.")
       .def(nb::new_([](RuleKind kind, float initial_state, float clip, float lowest, float highest,
                        const std::tuple<uint8_t, uint64_t, uint64_t, double>& schedule,

@@ -116,7 +116,7 @@ void TensorCall::combine_repeats(const Selection& rows, const Array& in) {
       kernels().to_f32(in.dtype, g, one.get(), row);
       kernels().combine(how, reinterpret_cast<float*>(into), one.get(), row);
     } else {
-      Dense d;  // Sum, Max and Assign combine gradients as they treat weights
+      Dense d;  // Sum, Max, Min and Assign combine gradients as they treat weights
       d.w = into;
       d.g = g;
       d.n = row;

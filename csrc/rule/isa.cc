@@ -76,6 +76,25 @@ const Kernels& kernels() {
 const RuleKernels& kernels(RuleKind kind) { return kernels().rules[static_cast<size_t>(kind)]; }
 const Layout& layout_of(RuleKind kind) { return kernels(kind).layout; }
 
+namespace {
+
+Status check_schedule(const std::string& what, const RuleSpec& r) {
+  const Schedule& s = r.schedule;
+  const auto wrong = [&](const std::string& why) { return Status(Code::kInvalidArgument, what + ": " + why); };
+  const bool falls = s.kind == Schedule::kLinear || s.kind == Schedule::kCosine || s.kind == Schedule::kSteps;
+  if (s == Schedule{}) return {};
+  if (!(s.end >= 0.0) || s.end > (s.kind == Schedule::kSteps ? 1.0 : 1e30))
+    return wrong("the end of a schedule must be at least 0, and of steps at most 1, not " + std::to_string(s.end));
+  if (falls && s.updates == 0) return wrong("a schedule that falls needs a number of updates of at least 1, not 0");
+  if (r.kind == RuleKind::kFtrl)
+    return wrong("the weights of FTRL are a function of its lr, which therefore has no schedule");
+  if (r.kind != RuleKind::kForeign && layout_of(r.kind).hypers == 0)
+    return wrong(std::string("rule ") + name_of(r.kind) + " has no step size, and therefore no schedule");
+  return {};
+}
+
+}  // namespace
+
 Status check_rule(const std::string& what, const RuleSpec& r) {
   const auto wrong = [&](const std::string& why) { return Status(Code::kInvalidArgument, what + ": " + why); };
   if (!(r.clip >= 0.0f)) return wrong("the bound of gradients must be at least 0, not " + std::to_string(r.clip));
@@ -83,8 +102,7 @@ Status check_rule(const std::string& what, const RuleSpec& r) {
     return wrong("the bounds of weights must be in order, not " + std::to_string(r.lowest) + " and " +
                  std::to_string(r.highest));
   }
-  if (!(r.schedule.end >= 0.0) || r.schedule.end > 1e30)
-    return wrong("the end of a schedule must be at least 0, not " + std::to_string(r.schedule.end));
+  WL_RETURN_IF_ERROR(check_schedule(what, r));
   if (r.kind != RuleKind::kForeign) {
     return r.foreign == Foreign{} ? Status() : wrong("only a rule of the user's has a name and state of its own");
   }

@@ -1,15 +1,21 @@
 // One copy of every kernel for one instruction set. CMake compiles this file once per set, with -DWL_ISA.
 #include "rule/kernels.h"
 
+#include "rule/adadelta.h"
 #include "rule/adagrad.h"
 #include "rule/adam.h"
+#include "rule/adamax.h"
 #include "rule/average.h"
 #include "rule/convert.h"
 #include "rule/copy.h"
 #include "rule/fill.h"
+#include "rule/ftrl.h"
+#include "rule/lion.h"
+#include "rule/nadam.h"
 #include "rule/not_ours.h"
 #include "rule/plain.h"
 #include "rule/reduce.h"
+#include "rule/rmsprop.h"
 #include "rule/sgd.h"
 #include "rule/vector.h"
 #include "rule/vector_ops.h"
@@ -201,6 +207,7 @@ void combine(Combine how, float* WL_RESTRICT into, const float* WL_RESTRICT g, s
     case Combine::kAdd:
     case Combine::kMean: return Sum::apply<float>({}, into, nullptr, g, n);
     case Combine::kMax: return Max::apply<float>({}, into, nullptr, g, n);
+    case Combine::kMin: return Min::apply<float>({}, into, nullptr, g, n);
     case Combine::kLast: return Assign::apply<float>({}, into, nullptr, g, n);
   }
 }
@@ -222,6 +229,18 @@ void divide(float* into, float by, size_t n) {
   for (size_t i = 0; i < n; ++i) into[i] /= by;
 }
 
+inline float clamped(float x, float lowest, float highest) {
+  const float above = x < lowest ? lowest : x;
+  return above > highest ? highest : above;
+}
+void clamp_to(const float* WL_RESTRICT in, float* WL_RESTRICT out, float lowest, float highest, size_t n) {
+  for (size_t i = 0; i < n; ++i) out[i] = clamped(in[i], lowest, highest);
+}
+void clamp(const float* in, float* out, float lowest, float highest, size_t n) {
+  if (in != out) return clamp_to(in, out, lowest, highest, n);
+  for (size_t i = 0; i < n; ++i) out[i] = clamped(out[i], lowest, highest);
+}
+
 }  // namespace
 
 extern const Kernels kKernels;
@@ -240,6 +259,7 @@ const Kernels kKernels = {
     .weigh = weigh,
     .scale = scale,
     .divide = divide,
+    .clamp = clamp,
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,

@@ -85,7 +85,8 @@ struct Kernels {
   void (*combine)(Combine, float* into, const float* g, size_t n);               // into = into (+) g; kMean adds
   void (*weigh)(float* into, const float* g, float weight, bool add, size_t n);  // into = weight * g, or += of it
   void (*scale)(float* into, float by, size_t n);
-  void (*divide)(float* into, float by, size_t n);  // what ends a mean
+  void (*divide)(float* into, float by, size_t n);                                    // what ends a mean
+  void (*clamp)(const float* in, float* out, float lowest, float highest, size_t n);  // NaN stays; out may be in
   bool (*finite)(Dtype, const void* in, size_t n);
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);

@@ -12,7 +12,7 @@ using test::same_bits;
 
 // One dense object and what a few updates make of it.
 struct Object {
-  std::vector<float> w, g, state[2], scalars, out;
+  std::vector<float> w, g, state[limits::kRuleVectorsMax], scalars, out;
   size_t row = 1;
 
   Object(test::Random& random, size_t n, size_t row)
@@ -20,8 +20,9 @@ struct Object {
     for (auto& s : state) s.assign(n, 0.0f);
   }
   bool same(const Object& o) const {
-    return same_bits(w, o.w) && same_bits(state[0], o.state[0]) && same_bits(state[1], o.state[1]) &&
-           same_bits(scalars, o.scalars) && same_bits(out, o.out);
+    bool all = same_bits(w, o.w) && same_bits(scalars, o.scalars) && same_bits(out, o.out);
+    for (int v = 0; v < limits::kRuleVectorsMax; ++v) all = all && same_bits(state[v], o.state[v]);
+    return all;
   }
 };
 
@@ -35,8 +36,7 @@ void update(const Kernels& k, RuleKind kind, const Hyper& hyper, size_t skip, Ou
     if (output == Output::kOverGradient) o->out = g;
     Dense d;
     d.w = o->w.data() + skip;
-    d.state[0] = o->state[0].data() + skip;
-    d.state[1] = o->state[1].data() + skip;
+    for (int v = 0; v < limits::kRuleVectorsMax; ++v) d.state[v] = o->state[v].data() + skip;
     d.scalars = o->scalars.data() + skip / o->row;
     d.g = output == Output::kOverGradient ? o->out.data() + skip : g.data() + skip;
     d.n = o->w.size() - skip;
@@ -57,7 +57,7 @@ struct Some {
     for (size_t r = 0; r < n; ++r) {
       w.push_back(any_numbers(random, dim));
       g.push_back(any_numbers(random, dim));
-      state.emplace_back(2 * dim);
+      state.emplace_back(limits::kRuleVectorsMax * dim);
       heads.emplace_back(3);
       head(r)->count = random.below(4) == 0 ? 0xFFFFFFFFu - static_cast<uint32_t>(random.below(3))
                                             : static_cast<uint32_t>(random.below(200));
@@ -163,8 +163,7 @@ TEST(a_row_update_is_the_dense_update_of_its_count) {
           head->touched = 77;
           Dense d;
           d.w = dense.w[r].data();
-          d.state[0] = dense.state[r].data();
-          d.state[1] = dense.state[r].data() + dim;
+          for (uint32_t v = 0; v < limits::kRuleVectorsMax; ++v) d.state[v] = dense.state[r].data() + v * dim;
           d.scalars = head->scalars();
           d.g = dense.g[r].data();
           d.n = d.row = dim;
@@ -179,7 +178,7 @@ TEST(a_row_update_is_the_dense_update_of_its_count) {
 
 TEST(wide_dtypes_give_the_same_bits_on_every_instruction_set) {
   test::Random random(test::seed());
-  for (const RuleKind kind : {RuleKind::kSum, RuleKind::kAssign, RuleKind::kMax}) {
+  for (const RuleKind kind : {RuleKind::kSum, RuleKind::kAssign, RuleKind::kMax, RuleKind::kMin}) {
     for (const size_t n : {1, 2, 7, 16, 33, 130}) {
       std::vector<uint64_t> w(n), g(n);
       for (uint64_t& x : w) x = random.next();
@@ -204,13 +203,14 @@ TEST(wide_dtypes_give_the_same_bits_on_every_instruction_set) {
 
 TEST(gradients_combine_the_same_on_every_instruction_set) {
   test::Random random(test::seed());
-  for (const Combine how : {Combine::kAdd, Combine::kMax, Combine::kLast, Combine::kMean}) {
+  for (const Combine how : {Combine::kAdd, Combine::kMax, Combine::kLast, Combine::kMean, Combine::kMin}) {
     for (const size_t n : {1, 3, 16, 17, 64, 128, 1001}) {
       const std::vector<float> into = any_numbers(random, n + 1), g = any_numbers(random, n + 1);
       std::vector<float> want = into;
       for (size_t i = 1; i <= n; ++i) {
         if (how == Combine::kAdd || how == Combine::kMean) want[i] = into[i] + g[i];
         if (how == Combine::kMax) want[i] = g[i] > into[i] ? g[i] : into[i];
+        if (how == Combine::kMin) want[i] = g[i] < into[i] ? g[i] : into[i];
         if (how == Combine::kLast) want[i] = g[i];
       }
       for (const Kernels* k : every_isa()) {
@@ -248,7 +248,9 @@ TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
         for (size_t t = 0; t < n_terms; ++t) gradients.push_back(any_numbers(random, n + 1));
         for (size_t t = 0; t < n_terms; ++t)
           terms.push_back({gradients[t].data() + 1, static_cast<float>(1 + random.below(4)) / 2});
-        const std::vector<float> w = any_numbers(random, n), a = any_numbers(random, n), b = any_numbers(random, n);
+        const std::vector<float> w = any_numbers(random, n);
+        const std::vector<std::vector<float>> state = {any_numbers(random, n), any_numbers(random, n),
+                                                       any_numbers(random, n)};
         Hyper hyper;
         for (double& v : hyper.v) v = static_cast<double>(1 + random.below(9)) / 10;
         for (const float by : {1.0f, 2.0f, 0.25f, 3.0f, 0.7f, 1e-38f, 0x1p-126f, 0x1p127f, 0.0f}) {
@@ -265,18 +267,17 @@ TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
             for (size_t t = 0; t < n_terms; ++t) k->weigh(steps.data(), terms[t].g, terms[t].weight, t != 0, n);
             k->divide(steps.data(), by, n);
             CHECK(same_bits(steps, sum));
-            std::vector<float> w1 = w, a1 = a, b1 = b, w2 = w, a2 = a, b2 = b, copies[3];
+            std::vector<float> w1 = w, w2 = w, copies[3];
+            std::vector<std::vector<float>> state1 = state, state2 = state;
             Dense d;
             d.w = w1.data();
-            d.state[0] = a1.data();
-            d.state[1] = b1.data();
+            for (size_t v = 0; v < state1.size(); ++v) d.state[v] = state1[v].data();
             d.g = sum.data();
             d.n = n;
             r.dense(step, d);
             Mean m;
             m.w = w2.data();
-            m.state[0] = a2.data();
-            m.state[1] = b2.data();
+            for (size_t v = 0; v < state2.size(); ++v) m.state[v] = state2[v].data();
             m.terms = terms.data();
             m.n_terms = n_terms;
             m.by = by;
@@ -290,7 +291,8 @@ TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
             m.n_copies = 3;
             r.mean(step, m);
             k->fence();
-            CHECK(same_bits(w2, w1) && same_bits(a2, a1) && same_bits(b2, b1));
+            CHECK(same_bits(w2, w1));
+            for (size_t v = 0; v < state1.size(); ++v) CHECK(same_bits(state2[v], state1[v]));
             for (const Mean::Copy& c : to) CHECK(same_bits(std::vector<float>(c.to, c.to + n), w1));
           }
         }

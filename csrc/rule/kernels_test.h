@@ -76,6 +76,16 @@ inline Hyper hyper_of(RuleKind kind, int variant) {
     case RuleKind::kRowAdagrad: return {{0.1, 1e-8}};
     case RuleKind::kAdam:
     case RuleKind::kAdamW: return {{0.01, 0.9, 0.999, 1e-8, decay}};
+    case RuleKind::kRmsProp:
+    case RuleKind::kRmsPropMomentum:
+    case RuleKind::kRmsPropCentered:
+    case RuleKind::kRmsPropCenteredMomentum: return {{0.01, variant >= 2 ? 0.9 : 0.99, 1e-8, decay, 0.9}};
+    case RuleKind::kAdadelta: return {{1.0, 0.9, 1e-6, decay}};
+    case RuleKind::kAdamax: return {{0.01, 0.9, variant >= 2 ? 0.5 : 0.999, 1e-8, decay}};
+    case RuleKind::kNAdam:
+      return {{0.01, 0.9, 0.999, 1e-8, decay, variant == 0 ? 0.0 : 0.004, variant >= 2 ? 1.0 : 0.0}};
+    case RuleKind::kLion: return {{0.001, 0.9, 0.99, decay}};
+    case RuleKind::kFtrl: return {{0.1, 1.0, variant % 2 == 0 ? 0.0 : 0.05, variant >= 2 ? 0.1 : 0.0}};
     default: return {};
   }
 }

@@ -1,4 +1,4 @@
-// Sum, Assign, Max: rules without hyperparameters and state, for any dtype.
+// Sum, Assign, Max, Min: rules without hyperparameters and state, for any dtype.
 #pragma once
 
 #include "rule/vector.h"
@@ -41,6 +41,20 @@ struct Max {
   template <class T>
   static void apply(const Step&, T* WL_RESTRICT w, float* const*, const T* WL_RESTRICT g, size_t n) {
     for (size_t i = 0; i < n; ++i) w[i] = larger(w[i], g[i]);
+  }
+};
+
+// The smaller one; NaN wins, as in numpy.minimum.
+struct Min {
+  static constexpr Layout kLayout{.any_dtype = true, .combine = Combine::kMin};
+  static Step prepare(const Hyper&, uint64_t) { return {}; }
+  template <class T>
+  static T smaller(T a, T b) {
+    return (b < a) | (b != b) ? b : a;
+  }
+  template <class T>
+  static void apply(const Step&, T* WL_RESTRICT w, float* const*, const T* WL_RESTRICT g, size_t n) {
+    for (size_t i = 0; i < n; ++i) w[i] = smaller(w[i], g[i]);
   }
 };
 

@@ -42,7 +42,7 @@ inline std::vector<RuleKind> our_rules() {
 
 // What becomes of several gradients for one weight within one update, in order of occurrence. A mean is their sum,
 // divided by how many there were once all have been added.
-enum class Combine : uint8_t { kAdd, kMax, kLast, kMean };
+enum class Combine : uint8_t { kAdd, kMax, kLast, kMean, kMin };
 
 // The numbers that travel with a push; which is which is the rule's business (see each rule's `enum Hyper`).
 struct Hyper {

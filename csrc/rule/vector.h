@@ -40,6 +40,20 @@ inline double power(double base, uint64_t n) {
   return result;
 }
 
+// 1 - e^-x for x >= 0, without losing the digits of a small x; in our own arithmetic, for the same reason. Halves of
+// x until the series is short, then back: 1 - (1 - f)^2 = f + (1 - f) * f, which only adds.
+inline double fallen(double x) {
+  if (!(x > 0.0)) return 0.0;
+  if (x > 700.0) return 1.0;
+  int halves = 0;
+  for (; x > 0.25; x *= 0.5) ++halves;
+  double series = 1.0;
+  for (int k = 12; k >= 2; --k) series = 1.0 - x / k * series;
+  double f = x * series;
+  for (; halves != 0; --halves) f += (1.0 - f) * f;
+  return f;
+}
+
 // Sixteen numbers at a time, whatever the width of the machine: sums come out the same everywhere.
 typedef float Lanes __attribute__((vector_size(64), aligned(4)));
 

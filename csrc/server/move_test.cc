@@ -155,6 +155,7 @@ TEST(a_tables_shard_is_the_same_at_its_new_server_whatever_its_rule) {
       CHECK_EQ(rows.rows(1, 2).part.value, 660u);
       CHECK_EQ(pair.hosts[0]->find(1)->table()->rows(7), 0u);
       CHECK_EQ(pair.shard(1, 7).version, pair.shard(0, 7).version);
+      CHECK_EQ(pair.shard(1, 7).count, 4u);  // what a schedule goes by
       CHECK_OK(rows.push(1, 2, keys_of(7, 90, 50)));
       CHECK_EQ(rows.rows(1, 2).part.value, 690u);
       const uint64_t after = pair.fingerprint(1, 7, 2).part.value;

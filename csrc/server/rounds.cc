@@ -21,7 +21,7 @@ void combine_into(const RuleKernels& rule, float* into, const float* g, size_t n
 }
 template <class T>
 void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
-  Dense d;  // Sum, Max and Assign combine gradients as they treat weights
+  Dense d;  // Sum, Max, Min and Assign combine gradients as they treat weights
   d.w = into;
   d.g = g;
   d.n = n;

@@ -8,7 +8,7 @@
 //     rank 1   w * g  +  w' * g'   (two pushes)          ((rank 0 + rank 1) + rank 2) / all weights   ->   rule
 //     rank 2   w * g
 //
-// Optimizers take the mean, Sum adds, Max takes the largest, Assign the highest rank's.
+// Optimizers take the mean, Sum adds, Max and Min take the largest and the smallest, Assign the highest rank's.
 //
 // A push that lies in its worker's arena stays there. What came over a socket is added to a running sum as soon as all
 // lower ranks have closed the iteration; until then it waits in memory that is limited.

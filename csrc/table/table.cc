@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "base/fingerprint.h"
+#include "rule/bounded.h"
+#include "rule/schedule.h"
 
 namespace windlass {
 namespace {
@@ -255,8 +257,10 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
     return {};
   }
 
-  ++s.count;
+  const Hyper now = at_update(spec_.rule, hyper, ++s.count);
   const RuleKernels& rule = kernels(spec_.rule.kind);
+  const bool bounded = Bounds::any(spec_.rule);
+  const Bounds bounds(spec_.rule);
   std::vector<float> converted;
   if (!plain) converted.resize(kBlock * dim);
   float* w[kBlock];
@@ -281,7 +285,8 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
       }
       ++m;
     }
-    rule.rows(hyper, Rows{w, state_of, heads, g, m, spec_.dim, static_cast<uint32_t>(s.version)});
+    const Rows some{w, state_of, heads, g, m, spec_.dim, static_cast<uint32_t>(s.version)};
+    bounded ? bounds.rows(rule, now, some) : rule.rows(now, some);
   }
   if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
   return {};
@@ -293,23 +298,27 @@ Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector
                             const std::function<void(uint32_t, float*)>& gradient) {
   if (foreign_ == nullptr) return Status(Code::kInternal, "table '" + name_ + "': its rule is not there");
   const size_t dim = spec_.dim, bytes = dim * sizeof(float), scalars = layout_.row_scalars;
+  const bool bounded = Bounds::any(spec_.rule);
+  const Bounds bounds(spec_.rule);
   const auto next = [](uint32_t count) { return count == 0xFFFFFFFFu ? count : count + 1; };
   const auto fill = [&](ForeignCall& call) {
     for (size_t i = 0; i < entries.size(); ++i) {
       const uint32_t row = rows[entries[i]];
       std::memcpy(call.w + i * dim, weights(s, row), bytes);
       gradient(entries[i], call.g + i * dim);
+      if (bounded) bounds.gradient(call.g + i * dim, call.g + i * dim, dim);
       for (size_t v = 0; v < layout_.vectors; ++v) std::memcpy(call.state[v] + i * dim, state(s, row) + v * dim, bytes);
       if (scalars != 0) std::memcpy(call.row_scalars + i * scalars, head(s, row)->scalars(), scalars * sizeof(float));
       call.counts[i] = next(head(s, row)->count);
     }
-    call.hyper = hyper;
     call.count = s.count + 1;
+    call.hyper = at_update(spec_.rule, hyper, call.count);
   };
   const auto take = [&](const ForeignCall& call) {
     for (size_t i = 0; i < entries.size(); ++i) {
       const uint32_t row = rows[entries[i]];
       std::memcpy(weights(s, row), call.w + i * dim, bytes);
+      if (bounded) bounds.weights(weights(s, row), dim);
       for (size_t v = 0; v < layout_.vectors; ++v) std::memcpy(state(s, row) + v * dim, call.state[v] + i * dim, bytes);
       RowHead* const h = head(s, row);
       if (scalars != 0) std::memcpy(h->scalars(), call.row_scalars + i * scalars, scalars * sizeof(float));
@@ -360,6 +369,7 @@ uint64_t Table::fingerprint(uint32_t shard) const {
     }
     if (!found.empty()) from = found.back().hash + 1;
   }
+  if (scheduled(spec_.rule) && s.count != 0) sum += fingerprint_of(mix_in(salt, 101), shard, &s.count, 1);
   return sum;
 }
 

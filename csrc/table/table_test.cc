@@ -44,7 +44,7 @@ struct Oracle {
   void make(uint64_t key, const float* initial) {
     Row row;
     row.w.assign(initial, initial + spec.dim);
-    row.state.assign(2 * spec.dim, spec.rule.initial_state);
+    row.state.assign(limits::kRuleVectorsMax * spec.dim, spec.rule.initial_state);
     row.scalars.assign(1, spec.rule.initial_state);
     rows.emplace(key, row);
   }
@@ -67,8 +67,7 @@ struct Oracle {
       Row& row = rows.at(key);
       Dense d;
       d.w = row.w.data();
-      d.state[0] = row.state.data();
-      d.state[1] = row.state.data() + spec.dim;
+      for (uint32_t v = 0; v < limits::kRuleVectorsMax; ++v) d.state[v] = row.state.data() + v * spec.dim;
       d.scalars = row.scalars.data();
       d.g = gradient.data();
       d.n = d.row = spec.dim;
@@ -142,9 +141,11 @@ TEST(repeated_keys_of_one_push_are_combined_in_order) {
     RuleKind rule;
     float seven, eight, nine;
   };
-  for (const Case& c : {Case{RuleKind::kSum, 9, 30, 100}, Case{RuleKind::kMax, 5, 20, 100},
-                        Case{RuleKind::kAssign, 3, 20, 100}, Case{RuleKind::kAverage, 3, 15, 100}}) {
-    Tabled t({.dim = 1, .rule = {c.rule, 0}, .init = {}, .seed = 0});
+  for (const Case& c :
+       {Case{RuleKind::kSum, 9, 30, 100}, Case{RuleKind::kMax, 5, 20, 100}, Case{RuleKind::kAssign, 3, 20, 100},
+        Case{RuleKind::kAverage, 3, 15, 100}, Case{RuleKind::kMin, 1, 10, 100}}) {
+    const double start = c.rule == RuleKind::kMin ? 1000 : 0;
+    Tabled t({.dim = 1, .rule = {c.rule, 0}, .init = {InitKind::kConstant, start, 0}, .seed = 0});
     t.apply(keys, {}, g);
     const std::vector<float> want = {c.seven, c.eight, c.nine};
     CHECK(same_bits(t.read({7, 8, 9}), want));

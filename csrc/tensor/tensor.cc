@@ -7,6 +7,8 @@
 
 #include "base/fingerprint.h"
 #include "base/os.h"
+#include "rule/bounded.h"
+#include "rule/schedule.h"
 
 namespace windlass {
 namespace {
@@ -18,7 +20,8 @@ constexpr uint64_t kBlock = 1024;
 constexpr uint64_t kStagger = 64 * 67;
 
 // The shortest text that reads back as the same number.
-std::string text_of(double x) {
+template <class T>
+std::string text_of(T x) {
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
   return std::string(buffer, end);
@@ -51,11 +54,29 @@ std::string describe_shape(const uint64_t* shape, size_t dims) {
   return text + (dims == 1 ? ",)" : ")");
 }
 
+// As Python writes it, without what is as it usually is.
+std::string describe(const Schedule& s) {
+  static constexpr const char* kDecays[] = {nullptr, "linear", "cosine", "inverse_root", "steps"};
+  std::string text = "warmup=" + std::to_string(s.warmup);
+  if (s.kind < Schedule::kKinds && kDecays[s.kind] != nullptr) {
+    text += std::string(", decay='") + kDecays[s.kind] + "', updates=" + std::to_string(s.updates);
+    text += (s.kind == Schedule::kSteps ? ", factor=" : ", end=") + text_of(s.end);
+  }
+  return "Schedule(" + text + ")";
+}
+
 std::string describe(const RuleSpec& rule) {
-  if (rule.kind == RuleKind::kForeign) return "rule '" + rule.foreign.name + "'";
-  std::string text = name_of(rule.kind);
-  if (rule.initial_state != 0.0f) text += "(initial_accumulator_value=" + text_of(rule.initial_state) + ")";
-  return text;
+  std::string text = rule.kind == RuleKind::kForeign ? "rule '" + rule.foreign.name + "'" : name_of(rule.kind);
+  std::string options;
+  const auto add = [&](const char* name, const std::string& value) {
+    options += (options.empty() ? "" : ", ") + std::string(name) + "=" + value;
+  };
+  if (rule.initial_state != 0.0f) add("initial_accumulator_value", text_of(rule.initial_state));
+  if (rule.clip != 0.0f) add("clip_value", text_of(rule.clip));
+  if (Bounds::any({.kind = rule.kind, .lowest = rule.lowest, .highest = rule.highest}))
+    add("clip_weights", "(" + text_of(rule.lowest) + ", " + text_of(rule.highest) + ")");
+  if (scheduled(rule)) add("schedule", describe(rule.schedule));
+  return options.empty() ? text : text + "(" + options + ")";
 }
 
 std::string describe(const Init& init) {
@@ -153,7 +174,11 @@ Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut) {
   if (spec.dtype != Dtype::kFloat32 && !layout.any_dtype) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': rule " + name_of(spec.rule.kind) +
                                               " works on float32, not " + name_of(spec.dtype) +
-                                              "; Sum, Max and Assign take any dtype");
+                                              "; Sum, Max, Min and Assign take any dtype");
+  }
+  if (spec.dtype != Dtype::kFloat32 && Bounds::any(spec.rule)) {
+    return Status(Code::kInvalidArgument,
+                  "tensor '" + name + "': clip_value and clip_weights are for float32, not " + name_of(spec.dtype));
   }
   if (spec.dtype != Dtype::kFloat32 && spec.init.kind != InitKind::kZeros && spec.init.kind != InitKind::kConstant) {
     return Status(Code::kInvalidArgument, "tensor '" + name + "': init " + describe(spec.init) + " is for float32; a " +
@@ -272,6 +297,8 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
                          .row = cut_.row,
                          .shard_scalars = layout.shard_scalars};
   for (size_t s = 0; s < n_spans; ++s) size.elements += spans[s].n;
+  const bool bounded = arrays.in != nullptr && Bounds::any(spec_.rule);
+  const Bounds bounds(spec_.rule);
   const auto each = [&](auto f) {  // (its elements here, where they are in a call, how many)
     for (size_t s = 0, at = 0; s < n_spans; at += spans[s++].n) f(spans[s], at);
   };
@@ -282,6 +309,7 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
       if (arrays.in != nullptr)
         kernels().to_f32(arrays.in_dtype, static_cast<const std::byte*>(arrays.in) + span.at * size_of(arrays.in_dtype),
                          call.g + at, span.n);
+      if (bounded) bounds.gradient(call.g + at, call.g + at, span.n);
       for (int v = 0; v < layout.vectors; ++v)
         std::memcpy(call.state[v] + at, state_[v] + here, span.n * sizeof(float));
       if (layout.row_scalars != 0)
@@ -292,13 +320,14 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
     if (layout.shard_scalars != 0)
       std::memcpy(call.shard_scalars, shard_scalars(index), layout.shard_scalars * sizeof(float));
     call.first = spans[0].first;
-    call.hyper = hyper;
+    call.hyper = at_update(spec_.rule, hyper, shard.count + 1);
     call.count = arrays.in != nullptr ? shard.count + 1 : 0;
   };
   const auto take = [&](const ForeignCall& call) {
     each([&](const Span& span, uint64_t at) {
       const uint64_t here = span.first - first_;
       std::memcpy(weights(span.first), call.w + at, span.n * sizeof(float));
+      if (bounded) bounds.weights(reinterpret_cast<float*>(weights(span.first)), span.n);
       for (int v = 0; v < layout.vectors; ++v)
         std::memcpy(state_[v] + here, call.state[v] + at, span.n * sizeof(float));
       if (layout.row_scalars != 0)
@@ -319,7 +348,10 @@ Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size
   if (spec_.rule.kind == RuleKind::kForeign) return apply_foreign(shard, hyper, spans, n_spans, arrays);
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const bool row_rule = rule.layout.row_scalars != 0;
-  const Step step = rule.prepare(hyper, ++this->shard(shard).count);
+  const uint64_t count = ++this->shard(shard).count;
+  const Step step = rule.prepare(at_update(spec_.rule, hyper, count), count);
+  const bool bounded = Bounds::any(spec_.rule);
+  const Bounds bounds(spec_.rule);
   auto* const run = spec_.dtype == Dtype::kFloat32   ? rule.dense
                     : spec_.dtype == Dtype::kFloat64 ? rule.dense_f64
                                                      : rule.dense_i64;
@@ -352,7 +384,7 @@ Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size
       d.row = cut_.row;
       if (fused_out) d.out = static_cast<float*>(arrays.out) + span.at + done;
       d.stream = arrays.stream;
-      run(step, d);
+      bounded ? bounds.dense(rule, step, d) : run(step, d);
       if (separate_out) write_out(span, done, n, arrays);
       if (stops && s == 0 && done == 0) os::stop_process();
       if (block == ~uint64_t{0}) break;
@@ -375,7 +407,9 @@ void Tensor::apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<We
   m.n = cut_.end_of(shard) - first;
   m.copies = copies.data();
   m.n_copies = copies.size();
-  rule.mean(rule.prepare(hyper, ++this->shard(shard).count), m);
+  const uint64_t count = ++this->shard(shard).count;
+  const Step step = rule.prepare(at_update(spec_.rule, hyper, count), count);
+  Bounds::any(spec_.rule) ? Bounds(spec_.rule).mean(rule, step, m) : rule.mean(step, m);
   if (std::any_of(copies.begin(), copies.end(), [](const Mean::Copy& c) { return c.stream; })) kernels().fence();
 }
 
@@ -418,7 +452,8 @@ uint64_t Tensor::fingerprint(uint32_t shard) const {
   if (layout.shard_scalars != 0)
     sum += fingerprint_of(mix_in(salt, 102), uint64_t{shard} * layout.shard_scalars, shard_scalars(shard),
                           layout.shard_scalars);
-  if (layout.counts) sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard - run_.first].count, 1);
+  if (layout.counts || scheduled(spec_.rule))
+    sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard - run_.first].count, 1);
   return sum;
 }
 

@@ -1,7 +1,7 @@
 """Tensors and tables do what a few lines of numpy do, whatever the order of calls.
 
 The oracle keeps a float64 (or int64) array per tensor and a dictionary of rows per table. Gradients are small whole
-numbers, so that Sum, Max and Assign are exact in every dtype; optimizers are compared within a tolerance.
+numbers, so that Sum, Max, Min and Assign are exact in every dtype; optimizers are compared within a tolerance.
 """
 
 import dataclasses
@@ -85,6 +85,10 @@ def largest(grads: list[np.ndarray]) -> np.ndarray:
     return functools.reduce(np.maximum, grads)
 
 
+def smallest(grads: list[np.ndarray]) -> np.ndarray:
+    return functools.reduce(np.minimum, grads)
+
+
 def mean(grads: list[np.ndarray]) -> np.ndarray:
     return added(grads) / len(grads)
 
@@ -96,10 +100,13 @@ ORACLES = {
     "RowAdagrad": Oracle(wl.RowAdagrad(lr=0.1, eps=1e-6), row_adagrad(0.1, 1e-6), added, False),
     "Sum": Oracle(wl.Sum(), plain(np.add), added, True),
     "Max": Oracle(wl.Max(), plain(np.maximum), largest, True),
+    "Min": Oracle(wl.Min(), plain(np.minimum), smallest, True),
     "Assign": Oracle(wl.Assign(), plain(last), operator.itemgetter(-1), True),
     "Average": Oracle(wl.Average(), plain(last), mean, False),
 }
-SPECS = [(name, "float32") for name in ORACLES] + [(name, d) for name in ("Sum", "Max") for d in ("float64", "int64")]
+SPECS = [(name, "float32") for name in ORACLES] + [
+    (name, d) for name in ("Sum", "Max", "Min") for d in ("float64", "int64")
+]
 SHAPES = [(6,), (5, 3), (2, 2, 3), (4, SHARD // 2 + 700)]  # the last has a shard per row
 DIMS = [1, 5, 16]
 KEYS = [0, 1, 2, 3, 7, 255, 256, -1, -2, 2**31 - 1, -(2**31), 2**32, 2**63 - 1, -(2**63), 10**18]

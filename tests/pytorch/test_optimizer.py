@@ -25,8 +25,21 @@ RULES: list[tuple[wl.Rule, type[torch.optim.Optimizer], dict[str, Any]]] = [
     (wl.Adam(lr=0.01, beta1=0.8), torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.999)}),
     (wl.AdamW(lr=0.01, weight_decay=0.1), torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
     (wl.Adagrad(lr=0.05), torch.optim.Adagrad, {"lr": 0.05}),
+    (wl.RMSProp(lr=0.001), torch.optim.RMSprop, {"lr": 0.001}),
+    (
+        wl.RMSProp(lr=0.001, momentum=0.9, centered=True, eps=1e-4),  # gradients near zero make the most of rounding
+        torch.optim.RMSprop,
+        {"lr": 0.001, "momentum": 0.9, "centered": True, "eps": 1e-4},
+    ),
+    (wl.Adadelta(lr=0.5), torch.optim.Adadelta, {"lr": 0.5}),
+    (wl.Adamax(lr=0.01, beta1=0.8), torch.optim.Adamax, {"lr": 0.01, "betas": (0.8, 0.999)}),
+    (
+        wl.NAdam(lr=0.005, beta2=0.99, eps=1e-6, weight_decay=0.1, decoupled_weight_decay=True),
+        torch.optim.NAdam,
+        {"lr": 0.005, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ),
 ]
-IDS = ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"]
+IDS = ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad", "rmsprop", "centered", "adadelta", "adamax", "nadam"]
 embedded = pytest.mark.embedded("about the optimizer, whatever its servers are")
 
 

@@ -69,5 +69,7 @@ def test_the_mean_of_a_step_is_that_of_a_push(cluster: wl.Cluster):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64])
 def test_it_is_for_float32_and_says_so(cluster: wl.Cluster, dtype: type):
-    with pytest.raises(wl.InvalidArgument, match=r"'w': rule Average works on float32, not .*; Sum, Max and Assign"):
+    with pytest.raises(
+        wl.InvalidArgument, match=r"'w': rule Average works on float32, not .*; Sum, Max, Min and Assign"
+    ):
         cluster.tensor("w", (2,), rule=wl.Average(), dtype=dtype)

@@ -112,12 +112,13 @@ def test_bsp_takes_the_mean_by_weight(crew: Crew) -> None:
     assert later.wait(10)[0] == -2
 
 
-@pytest.mark.parametrize(("rule", "expected"), [(wl.Sum(), 30), (wl.Max(), 20), (wl.Assign(), 20)])
+@pytest.mark.parametrize(("rule", "expected"), [(wl.Sum(), 30), (wl.Max(), 20), (wl.Min(), -20), (wl.Assign(), 20)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
-def test_bsp_combines_sums_maxima_and_assignments(crew: Crew, rule: wl.Rule, expected: int, dtype: str) -> None:
+def test_bsp_combines_sums_extremes_and_assignments(crew: Crew, rule: wl.Rule, expected: int, dtype: str) -> None:
     first, second = crew.tensor("bsp", rule=rule, dtype=dtype)
-    later = second.push_pull_async(np.full(4, 20, dtype))
-    assert first.push_pull(np.full(4, 10, dtype))[0] == expected
+    sign = -1 if isinstance(rule, wl.Min) else 1  # weights start at 0
+    later = second.push_pull_async(np.full(4, sign * 20, dtype))
+    assert first.push_pull(np.full(4, sign * 10, dtype))[0] == expected
     assert later.wait(10)[0] == expected
 
 

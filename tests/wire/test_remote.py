@@ -246,6 +246,8 @@ def test_clients_come_and_go_without_leaving_threads_or_sockets_at_the_servers(k
 def trained(cluster: wl.Cluster) -> str:
     """Trains some tensors and tables, and returns the fingerprint of everything."""
     rules = [wl.SGD(lr=0.1, momentum=0.9), wl.Adagrad(), wl.RowAdagrad(), wl.Adam(), wl.AdamW(), wl.Sum(), wl.Max()]
+    rules += [wl.Min(), wl.RMSProp(momentum=0.9, centered=True), wl.NAdam(), wl.FTRL(l1=0.1)]
+    rules += [wl.Adam(clip_value=0.5, clip_weights=(-1, 1), schedule=wl.Schedule(warmup=2, decay="cosine", updates=3))]
     for i, rule in enumerate(rules):
         tensor = cluster.tensor(f"w{i}", (5, SHARD // 2 + 100), rule=rule, init=wl.Normal(), seed=i)
         table = cluster.table(f"t{i}", 5 + i, rule=rule, init=wl.Uniform(-1, 1), seed=i)

@@ -35,8 +35,8 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         opt.zero_grad()
 
     params: parameters, named parameters, groups (each may have a "rule" and numbers such as "lr" of its own), a module
-        (then its BatchNorm statistics are averaged, too), or an instance of torch.optim.SGD, Adam, AdamW or Adagrad,
-        whose rule is used.
+        (then its BatchNorm statistics are averaged, too), or an instance of torch.optim.SGD, Adam, AdamW, Adagrad,
+        RMSprop, Adadelta, Adamax or NAdam, whose rule is used.
     rule: what servers do with a gradient (not for an instance of torch.optim).
     sync: how tightly workers are coupled; ``BSP()`` unless said otherwise.
     name: of its tensors on the servers. A second optimizer of a worker gets another name by itself.

@@ -7,17 +7,27 @@ from typing import Any
 import torch
 
 from windlass._errors import InvalidArgument
-from windlass._rules import SGD, Adagrad, Adam, AdamW, Rule
+from windlass._optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RMSProp
+from windlass._rules import OPTIONS, Rule
 
 #: Options of torch.optim that change what an update is, and that our rules do not have.
 _FOREIGN = ("maximize", "amsgrad")
-_KNOWN = {torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: AdamW, torch.optim.Adagrad: Adagrad}
+_KNOWN = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: Adam,
+    torch.optim.AdamW: AdamW,
+    torch.optim.Adagrad: Adagrad,
+    torch.optim.RMSprop: RMSProp,
+    torch.optim.Adadelta: Adadelta,
+    torch.optim.Adamax: Adamax,
+    torch.optim.NAdam: NAdam,
+}
 
 
 def numbers_of(rule: Rule) -> dict[str, Any]:
     """A rule's numbers as a group of torch.optim has them."""
-    numbers = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
-    if isinstance(rule, Adam):
+    numbers = {name: getattr(rule, name) for name in _names(rule)}
+    if "beta1" in numbers and "beta2" in numbers:
         numbers["betas"] = (numbers.pop("beta1"), numbers.pop("beta2"))
     return numbers
 
@@ -25,13 +35,18 @@ def numbers_of(rule: Rule) -> dict[str, Any]:
 def numbers_in(rule: Rule, group: Mapping[str, Any]) -> dict[str, Any]:
     """A group's numbers under our names; those that the group does not have are the rule's."""
     numbers = {}
-    for field in dataclasses.fields(rule):
-        if field.name in ("beta1", "beta2") and "betas" in group:
-            value = group["betas"][int(field.name == "beta2")]
+    for name in _names(rule):
+        if name in ("beta1", "beta2") and "betas" in group:
+            value = group["betas"][int(name == "beta2")]
         else:
-            value = group.get(field.name, getattr(rule, field.name))
-        numbers[field.name] = value.item() if isinstance(value, torch.Tensor) else value
+            value = group.get(name, getattr(rule, name))
+        numbers[name] = value.item() if isinstance(value, torch.Tensor) else value
     return numbers
+
+
+def _names(rule: Rule) -> list[str]:
+    """Of its numbers: the options of any rule are nothing that torch's groups have."""
+    return [field.name for field in dataclasses.fields(rule) if field.name not in OPTIONS]
 
 
 def changed_in(rule: Rule, group: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Between a flat's state on the servers and torch's state by parameter."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 
 from windlass._errors import InvalidArgument
+from windlass._optimizers import NAdam
 from windlass.torch._flat import Flat, Segment
 
 WEIGHT = "weight"  #: beside the names of torch's: the float32 that servers keep
@@ -20,7 +22,10 @@ def state_of(flat: Flat) -> dict[Any, dict[str, Any]]:
         own = {WEIGHT: _like(taken.weights, segment)}
         own |= {name: _like(array, segment) for name, array in taken.state.items()}
         if taken.state:
-            own["step"] = torch.tensor(float(taken.updates[segment.first // flat.tensor.shard_elements]))
+            step = int(taken.updates[segment.first // flat.tensor.shard_elements])
+            own["step"] = torch.tensor(float(step))
+            if isinstance(flat.tensor.rule, NAdam):
+                own["mu_product"] = torch.tensor(_mu_product(flat.tensor.rule, step))
         found[segment.param] = own
     return found
 
@@ -42,6 +47,17 @@ def load_state(flat: Flat, state: Mapping[Any, Mapping[str, Any]]) -> None:
         shards = slice(segment.first // per_shard, max(segment.end - 1, segment.first) // per_shard + 1)
         updates[shards] = np.maximum(updates[shards], int(own.get("step", 0)))
     flat.tensor.put(weights, state=arrays or None, updates=updates)
+
+
+@functools.lru_cache(maxsize=64)  # parameters of a group have made the same steps
+def _mu_product(rule: NAdam, step: int) -> float:
+    """What torch's NAdam keeps beside its step, and servers compute from it."""
+    product = 1.0
+    for t in range(1, step + 1):
+        product *= rule.beta1 * (1.0 - 0.5 * 0.96 ** (t * rule.momentum_decay))
+        if product < 1e-45:  # below what a float32 can be
+            return 0.0
+    return product
 
 
 def _like(array: "np.ndarray[Any, Any]", segment: Segment) -> Any:
