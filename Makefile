@@ -17,7 +17,7 @@ $(VENV)/base: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) scikit-build-core nanobind cmake ninja numpy msgspec aiohttp typer rich prometheus-client safetensors fsspec
-	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn matplotlib ruff mypy clang-format
+	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
 	touch $@
 
 $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)

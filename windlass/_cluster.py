@@ -312,8 +312,8 @@ class Cluster:
     ) -> Tensor:
         """Creates a tensor, or opens it if it is there with the same spec.
 
-        dtype: float32, the default; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN and
-        infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
+        dtype: float32, the default; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN
+        and infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
         ``cluster.sync``).
         like: a tensor of the same app. The new one has its shape and dtype, which are then not given, and every shard
         lies on the same server, for good: vector operations such as ``y.axpy(a, x)`` work between the two. The rule is
