@@ -1,5 +1,6 @@
-"""``windlass bench rules``: every rule of ours beside its own kernel on plain arrays."""
+"""``windlass bench rules``: every rule of ours beside its own kernel on plain arrays; one's own beside ours; top_k."""
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -107,8 +108,89 @@ def per_row(suite: Suite, quick: bool) -> None:
         suite.rate(name, batch / mine / 1e6, batch / best / 1e6, "M rows/s", bar=0.5, against="bare kernel")
 
 
+@wl.rule(state=("momentum",))
+def sgd_in_numpy(w: Any, g: Any, momentum: Any, lr: float, beta: float = 0.9) -> None:
+    """As wl.SGD with momentum."""
+    momentum *= np.float32(beta)
+    momentum += g
+    w -= np.float32(lr) * momentum
+
+
+@wl.rule(state=("m", "v"))
+def adam_in_numpy(
+    w: Any, g: Any, m: Any, v: Any, count: Any, lr: float, beta1: float = 0.9, beta2: float = 0.999
+) -> None:
+    """As wl.Adam."""
+    m += np.float32(1 - beta1) * (g - m)
+    v *= np.float32(beta2)
+    v += np.float32(1 - beta2) * (g * g)
+    root = np.sqrt(v) * np.float32(1 / np.sqrt(1 - beta2**count)) + np.float32(1e-8)
+    w -= np.float32(lr / (1 - beta1**count)) * m / root
+
+
+def _loop(w: Any, g: Any, momentum: Any, lr: float, beta: float = 0.9) -> None:
+    lr32, beta32 = np.float32(lr), np.float32(beta)
+    for i in range(w.size):
+        momentum[i] = beta32 * momentum[i] + g[i]
+        w[i] -= lr32 * momentum[i]
+
+
+def in_python(suite: Suite, quick: bool) -> None:
+    """Rules of the user's beside ours of the same name, which have all threads; they have one."""
+    megabytes, rounds = (1, 2) if quick else (64, 5)
+    shape = (megabytes * MB // 4 // DIM, DIM)
+    ways: list[tuple[str, wl.Rule, wl.Rule]] = [
+        ("SGD, momentum, numpy", sgd_in_numpy(lr=1e-6), wl.SGD(lr=1e-6, momentum=0.9)),
+        ("Adam, numpy", adam_in_numpy(lr=1e-6), wl.Adam(lr=1e-6)),
+    ]
+    if importlib.util.find_spec("numba") is not None:
+        import numba
+
+        compiled = wl.rule(numba.njit(_loop), state=("momentum",))
+        ways.append(("SGD, momentum, numba", compiled(lr=1e-6), wl.SGD(lr=1e-6, momentum=0.9)))
+    if importlib.util.find_spec("torch") is not None:
+        ways.append(("Adam, torch.optim", wl.TorchRule("Adam", lr=1e-6), wl.Adam(lr=1e-6)))
+    for label, theirs, native in ways:
+        with wl.connect() as cluster:
+            grad = cluster.empty(shape)
+            grad[:] = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+            pair = [cluster.tensor(name, shape, rule=rule) for name, rule in (("theirs", theirs), ("native", native))]
+
+            def push(tensor: wl.Tensor, grad: Any = grad) -> float:
+                return seconds_of(lambda: tensor.push(grad).wait(), 2)
+
+            for tensor in pair:
+                push(tensor)
+            mine, best = interleave(lambda: push(pair[0]), lambda: push(pair[1]), rounds)  # noqa: B023
+        size = shape[0] * DIM * 4
+        rate, limit = size / mine / 1e9, size / best / 1e9
+        suite.absolute(f"push {label} {megabytes} MB", rate, "GB/s", bar="", limit=limit, against="our rule")
+
+
+def top_k(suite: Suite, quick: bool) -> None:
+    """The 100 rows with the largest norms, of a table and of the same rows in one array."""
+    rows, dim, k, rounds = (10_000, 16, 100, 2) if quick else (5_000_000, 16, 100, 3)
+    with wl.connect() as cluster:
+        table = cluster.table("t", dim, rule=wl.Assign(), init=wl.Normal())
+        keys = np.arange(rows, dtype=np.uint64)
+        array = np.concatenate([table.pull(some) for some in np.array_split(keys, max(1, rows // 100_000))])
+
+        def in_numpy() -> Any:
+            norms = np.sqrt(np.einsum("ij,ij->i", array, array))
+            best = np.argpartition(norms, rows - k)[rows - k :]
+            return best[np.argsort(-norms[best])]
+
+        if set(table.top_k(k).keys.tolist()) != set(in_numpy().tolist()):
+            raise RuntimeError("top_k: not the rows that numpy finds")
+        mine, best = interleave(lambda: seconds_of(lambda: table.top_k(k)), lambda: seconds_of(in_numpy), rounds)
+    name = f"top {k} of {rows:,} rows x {dim}, {_core.cores()} threads"
+    suite.rate(
+        name, rows / mine / 1e6, rows / best / 1e6, "M rows/s", bar=1.0, against="numpy, einsum and argpartition"
+    )
+
+
 #: What the suite measures, in order; a part gets the suite, and whether it is only to show that it works.
-PARTS: list[Callable[[Suite, bool], None]] = [dense, per_row]
+PARTS: list[Callable[[Suite, bool], None]] = [dense, per_row, in_python, top_k]
 
 
 def _filled(cluster: wl.Cluster, shape: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 from windlass._errors import InvalidArgument
 from windlass._optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RMSProp
 from windlass._rules import OPTIONS, Rule
+from windlass._user_rules import UserRule
 
 #: Options of torch.optim that change what an update is, and that our rules do not have.
 _FOREIGN = ("maximize", "amsgrad")
@@ -59,7 +60,15 @@ def rule_of(group: Mapping[str, Any], default: Rule | None, what: str) -> Rule:
     rule = group.get("rule", default)
     if not isinstance(rule, Rule):
         raise InvalidArgument(f"{what}: expected a windlass rule such as SGD(lr=0.1), not {rule!r}")
-    return dataclasses.replace(rule, **changed_in(rule, group))
+    if not isinstance(rule, UserRule):
+        return dataclasses.replace(rule, **changed_in(rule, group))
+    _, _, per_shard, whole, by_row, _ = rule._layout((1,))
+    if whole or by_row or per_shard:
+        raise InvalidArgument(
+            f"{what}: {rule} looks at more than single numbers, and parameters are one flat tensor on the servers; "
+            "expected a rule that updates every number by itself"
+        )
+    return rule._with(changed_in(rule, group))
 
 
 def groups_of(optimizer: Any, what: str) -> list[dict[str, Any]]:
