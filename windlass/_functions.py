@@ -14,7 +14,7 @@ keys = table.call(far, 3.0)
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -80,7 +80,19 @@ class Function:
         call.give(pack(self._function(part, *args, **kwargs), f"{what}: its result"))
 
 
-def function(function: Callable[..., Any] | None = None, *, merge: Callable[[list[Any]], Any] | None = None) -> Any:
+@overload
+def function(function: Callable[..., Any]) -> Function: ...
+
+
+@overload
+def function(
+    function: None = None, *, merge: Callable[[list[Any]], Any] | None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
+
+
+def function(
+    function: Callable[..., Any] | None = None, *, merge: Callable[[list[Any]], Any] | None = None
+) -> Function | Callable[[Callable[..., Any]], Function]:
     """Makes a function of a ``Part`` one that servers can be asked to call: ``table.call(count, 0.5)``.
 
     It is called once per shard of a tensor, and on a table once per at most 16 MB of a shard's rows. What it returns

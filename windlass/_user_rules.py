@@ -16,7 +16,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import numpy as np
 
@@ -62,6 +62,23 @@ class UserRule(Rule):
         return _core.RuleSpec(self._kind, **self._options(), foreign=(self._name(shape), *self._layout(shape)))
 
 
+@overload
+def rule(function: Callable[..., Any]) -> "RuleFunction": ...
+
+
+@overload
+def rule(
+    function: None = None,
+    *,
+    state: Sequence[str] = (),
+    row_state: Sequence[str] = (),
+    init: Callable[..., None] | None = None,
+    rows: bool = False,
+    whole: bool = False,
+    arrays: Literal["numpy", "torch"] = "numpy",
+) -> "Callable[[Callable[..., Any]], RuleFunction]": ...
+
+
 def rule(
     function: Callable[..., Any] | None = None,
     *,
@@ -71,7 +88,7 @@ def rule(
     rows: bool = False,
     whole: bool = False,
     arrays: Literal["numpy", "torch"] = "numpy",
-) -> Any:
+) -> "RuleFunction | Callable[[Callable[..., Any]], RuleFunction]":
     """Makes a rule of a function, which servers call with arrays that it changes in place.
 
     The parameters are found by their names: ``w`` the weights, ``g`` the gradient of this update, names of `state` and

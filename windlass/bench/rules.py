@@ -146,7 +146,7 @@ def in_python(suite: Suite, quick: bool) -> None:
     if importlib.util.find_spec("numba") is not None:
         import numba
 
-        compiled = wl.rule(numba.njit(_loop), state=("momentum",))
+        compiled = wl.rule(state=("momentum",))(numba.njit(_loop))
         ways.append(("SGD, momentum, numba", compiled(lr=1e-6), wl.SGD(lr=1e-6, momentum=0.9)))
     if importlib.util.find_spec("torch") is not None:
         ways.append(("Adam, torch.optim", wl.TorchRule("Adam", lr=1e-6), wl.Adam(lr=1e-6)))
