@@ -137,6 +137,12 @@ def test_a_tensor_like_one_that_is_cut_otherwise_is_refused(cluster: wl.Cluster)
     assert d.dot(w) > 0
     with pytest.raises(wl.InvalidArgument, match=r"like 'w'.* expected .*shards"):
         cluster.tensor("e", like=w, rule=own_rules.by_norm())
+    one, other = cluster.tensor("one", (3000, 100), rule=own_rules.by_norm()), gradients(3000, 100)[1]
+    two = cluster.tensor("two", like=one, rule=own_rules.by_norm())
+    one.push(other).wait()
+    two.copy_from(one)
+    np.testing.assert_array_equal(two.pull(), one.pull())
+    np.testing.assert_allclose(two.dot(one), 1.0, rtol=1e-5)
 
 
 def test_workers_under_bsp_have_one_update(cluster: wl.Cluster) -> None:

@@ -74,7 +74,7 @@ bool Request::is_large() const {
     bytes = bytes / sizeof(uint64_t) * about_.object->spec().table.dim * sizeof(float);
   } else if (about_.object != nullptr && !about_.object->spec().is_table && header().operation() == Op::kVector) {
     const TensorSpec& spec = about_.object->spec().tensor;
-    const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+    const Cut cut = cut_of(spec);
     bytes = header().parts * cut.per_shard * size_of(spec.dtype);
   }
   return bytes >= (is_step() ? limits::kBulkBytesMin : limits::kCrewBytesMin);

@@ -68,7 +68,7 @@ Status read_other(Host& host, Hosted& object, Order* order, Buffer* memory) {
     return Status(Code::kInvalidArgument, what + "'" + other->spec().own_name() + "': expected a tensor that is like " +
                                               "it, " + object.spec().describe() + ", saw " + other->spec().describe());
   const TensorSpec& spec = object.spec().tensor;
-  const Cut cut = Cut::of(spec.elements(), spec.row(), size_of(spec.dtype));
+  const Cut cut = cut_of(spec);
   const uint64_t bytes = (cut.end_of(index) - cut.first_of(index)) * size_of(spec.dtype);
   const uint64_t at = wire::padded(sizeof item);
   std::byte* const to = memory->room(at + wire::padded(bytes));
