@@ -55,7 +55,8 @@ Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_
 Status Call::launch(How how, int64_t) {
   Engine& engine = session_->engine();
   admitted();
-  Crew* helpers = bytes_ >= limits::kCrewBytesMin && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
+  const bool large = bytes_ >= limits::kCrewBytesMin && !is_alone();
+  Crew* helpers = large && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
   const Ref<Work> self(this);
   if (how == How::kWait || (!ordinary_ && bytes_ < limits::kAsyncBytesMin)) {
     begin(helpers);

@@ -102,6 +102,8 @@ class Call : public Work {
   void look(Shard& shard, uint64_t asked);  // it does: what it sees of the others is noted
   void leave_gate(Shard& shard, uint32_t part);
   std::string stuck_at_gate(Shard& shard, uint64_t asked) const;
+  // Whether several threads would only wait for each other: a rule of the user's runs on one.
+  virtual bool is_alone() const { return false; }
   virtual bool always_goes_on() const { return false; }  // a push that timed out, however many copies there are
   bool answers() const { return answers_; }              // false: nobody waits for the output any more
   bool ordinary() const { return ordinary_; }            // some array is not registered

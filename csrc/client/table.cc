@@ -67,6 +67,7 @@ class LocalTableCall final : public TableCall {
                           iteration_);
   }
   void leave_gate(uint32_t part) override { Call::leave_gate(client_->table().shard(shards_[part]), part); }
+  bool is_alone() const override { return pushes_ && client_->spec().rule.kind == RuleKind::kForeign; }
   bool may_leave_gate() const override { return !pushes_; }
   std::string stuck() const override {
     for (uint32_t part = 0; part < shards_.size(); ++part) {

@@ -100,8 +100,7 @@ Status Hosted::make(const ObjectSpec& spec, const Map& map, uint32_t index, Serv
   std::shared_ptr<Hosted> made(new Hosted(spec, map, index, shards, &server.budget(), company));
   made->run_ = map.run_of_server(index, shards);
   made->user_code_ = server.user_code();
-  WL_RETURN_IF_ERROR(
-      server.find_rule(made->what(), spec.is_table ? spec.table.rule : spec.tensor.rule, &made->foreign_));
+  WL_RETURN_IF_ERROR(server.find_rule(made->what(), made->rule(), &made->foreign_));
   if (spec.is_table) {
     std::unique_ptr<Table> table;
     WL_RETURN_IF_ERROR(Table::create(spec.own_name(), spec.table, pools, &table));
@@ -226,7 +225,7 @@ std::string Hosted::what() const {
 Status Hosted::check(const Order& o, uint64_t* out_bytes) const {
   *out_bytes = 0;
   if (brings_numbers(o)) {
-    const uint8_t least = layout_of(spec_.is_table ? spec_.table.rule : spec_.tensor.rule).hypers;
+    const uint8_t least = layout_of(rule()).hypers;
     if (o.hypers < least) {
       return refused(Code::kInvalidArgument,
                      "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(o.hypers));

@@ -135,6 +135,7 @@ class Hosted {
   // The refusal of an order for a shard that has never been here.
   void turn_away(const Order& order, Reply* reply) const;
 
+  const RuleSpec& rule() const { return spec_.is_table ? spec_.table.rule : spec_.tensor.rule; }
   UserCode* user_code() const { return user_code_; }
   Room& room() const { return *company_.room; }
   const std::shared_ptr<Crowd>& crowd() const { return company_.crowd; }

@@ -66,7 +66,10 @@ void Request::find_arrays(const wire::Places& p, About* about) const {
 }
 
 bool Request::is_large() const {
-  if (header().operation() == Op::kQuery) return true;  // it looks at all that its shards have
+  const Op op = header().operation();
+  if (op == Op::kQuery) return true;  // it looks at all that its shards have
+  // A rule of the user's runs on one thread: others would only wait for it.
+  if (about_.object != nullptr && about_.object->rule().kind == RuleKind::kForeign && op != Op::kPull) return false;
   uint64_t bytes = header().length;
   if (lies()) {
     bytes = std::max(about_.lying.in_bytes, about_.lying.out_bytes);
