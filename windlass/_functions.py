@@ -106,11 +106,3 @@ def function(
         return Function(function, merge)
 
     return decorate if function is None else decorate(function)
-
-
-def call(core: Any, what: str, asked: Function, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float) -> Any:
-    """Has the servers of an object call it."""
-    if not isinstance(asked, Function):
-        raise InvalidArgument(f"call of {what}: expected a function with @wl.function, not {asked!r}")
-    arguments = pack((args, kwargs), f"call of {what}: arguments of {asked.name!r}")
-    return asked._gather(core.call(asked.name, arguments, timeout), f"call of {what}")

@@ -9,6 +9,8 @@ import numpy as np
 
 from windlass import _where
 from windlass._errors import InvalidArgument
+from windlass._functions import Function
+from windlass._packing import pack
 from windlass._where import Expression, Row
 
 if TYPE_CHECKING:
@@ -54,6 +56,10 @@ class Queries:
         """What the servers answer, as bytes."""
         raise NotImplementedError
 
+    def _call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        """What a function of the user's returns for each shard."""
+        raise NotImplementedError
+
     def _row_numbers(self) -> int:
         """How many numbers a row has."""
         raise NotImplementedError
@@ -64,6 +70,19 @@ class Queries:
 
     def _check_query(self, what: str) -> None:
         """Raises where the object cannot be asked."""
+
+    def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Has the servers call a function with ``@wl.function``, with some rows at a time; the results, merged.
+
+        It sees this worker's own pushes, and waits for nobody else's.
+        """
+        what = f"call of {self._what}"
+        if not isinstance(function, Function):
+            raise InvalidArgument(f"{what}: expected a function with @wl.function, not {function!r}")
+        arguments = pack((args, kwargs), f"{what}: arguments of {function.name!r}")
+        self._cluster._know(function.name, function)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        return function._gather(self._call(function.name, arguments, seconds), what)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 

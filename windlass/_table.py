@@ -10,7 +10,6 @@ from windlass import _core
 from windlass._arrays import ArrayLike, as_input, as_keys, core_dtype, is_torch
 from windlass._delay import check_delay, pull_ahead
 from windlass._errors import InvalidArgument
-from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Init
 from windlass._query import Keys, Queries
@@ -256,16 +255,6 @@ class Table(Queries):
             raise InvalidArgument(f"delete of {self._what}: which rows? Give keys, where=, or both")
         return sum(self._core.erase(found, condition, seconds) for found in self.keys(where, timeout=timeout))
 
-    def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Has the servers call a function with @wl.function, with some rows at a time; the results, merged.
-
-        It sees this worker's own pushes, and waits for nobody else's.
-        """
-        seconds = self._cluster._timeout if timeout is None else timeout
-        if isinstance(function, Function):
-            self._cluster._know(function.name, function)
-        return call(self._core, self._what, function, args, kwargs, seconds)
-
     def export(
         self, chunk_rows: int = 65536, *, where: Expression | None = None, timeout: float | None = None
     ) -> Iterator[Chunk]:
@@ -286,6 +275,9 @@ class Table(Queries):
             if len(keys) == 0:
                 return
             yield Chunk(keys, weights)
+
+    def _call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        return self._core.call(name, arguments, timeout)
 
     def _ask(self, query: bytes, timeout: float) -> bytes:
         return self._core.query(query, timeout)

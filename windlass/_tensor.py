@@ -12,7 +12,6 @@ from windlass import _core, _snapshot, _vector
 from windlass._arrays import Array, ArrayLike, as_input, as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
 from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
-from windlass._functions import Function, call
 from windlass._future import Future
 from windlass._init import Constant, Init
 from windlass._query import Keys, Queries
@@ -297,16 +296,6 @@ class Tensor(Queries):
 
     # -- as it is kept ---------------------------------------------------------------------------------------------
 
-    def call(self, function: Function, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Has the servers call a function with @wl.function, with each shard of the tensor; the results, merged.
-
-        It sees this worker's own pushes, and waits for nobody else's.
-        """
-        seconds = self._cluster._timeout if timeout is None else timeout
-        if isinstance(function, Function):
-            self._cluster._know(function.name, function)
-        return call(self._core, self._what, function, args, kwargs, seconds)
-
     def snapshot(self, *, timeout: float | None = None) -> Snapshot:
         """Weights, rule state and counts of updates as they are kept, with everything that this worker has pushed.
 
@@ -402,6 +391,9 @@ class Tensor(Queries):
     def fingerprint(self, *, timeout: float | None = None) -> str:
         """A checksum of weights and rule state; equal for equal contents, however they came about."""
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
+
+    def _call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
+        return self._core.call(name, arguments, timeout)
 
     def _ask(self, query: bytes, timeout: float) -> bytes:
         return self._core.query(query, timeout)

@@ -117,6 +117,23 @@ uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), dou
   return value;
 }
 
+// What a function of the user's returns for each shard.
+template <class T>
+nb::list call_function(T& of, const std::string& name, const nb::bytes& arguments, double timeout) {
+  const int64_t deadline = deadline_in(timeout);
+  const wire::CallItem item{name, std::string(arguments.c_str(), arguments.size())};
+  std::vector<std::string> results;
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = of.call(item, deadline, &results);
+  }
+  raise_if_error(std::move(status));
+  nb::list all;
+  for (const std::string& result : results) all.append(nb::bytes(result.data(), result.size()));
+  return all;
+}
+
 // The bytes that a query is answered with.
 template <class T>
 nb::bytes query(T& of, const nb::bytes& question, double timeout) {

@@ -153,25 +153,9 @@ void bind_table(nb::module_& m) {
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"),
            "The same as part of a step; out must outlive it.")
-      .def(
-          "call",
-          [](TableClient& t, const std::string& name, const nb::bytes& arguments, double timeout) {
-            const int64_t deadline = deadline_in(timeout);
-            const wire::CallItem item{name, std::string(arguments.c_str(), arguments.size())};
-            std::vector<std::string> results;
-            Status status;
-            {
-              nb::gil_scoped_release release;
-              status = t.call(item, deadline, &results);
-            }
-            raise_if_error(std::move(status));
-            nb::list all;
-            for (const std::string& result : results) all.append(nb::bytes(result.data(), result.size()));
-            return all;
-          },
-          nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
-          nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
-          "A function of the user's, called with every shard: its results.")
+      .def("call", &call_function<TableClient>, nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
+           nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
+           "A function of the user's, called with every shard: its results.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("where"), nb::arg("timeout"),
            "Takes rows out, or those for which an expression holds; returns how many.")
       .def("query", &query<TableClient>, nb::arg("query"), nb::arg("timeout"), "The answer to a query, as bytes.")

@@ -305,25 +305,9 @@ void bind_tensor(nb::module_& m) {
            "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"))
-      .def(
-          "call",
-          [](TensorClient& t, const std::string& name, const nb::bytes& arguments, double timeout) {
-            const int64_t deadline = deadline_in(timeout);
-            const wire::CallItem item{name, std::string(arguments.c_str(), arguments.size())};
-            std::vector<std::string> results;
-            Status status;
-            {
-              nb::gil_scoped_release release;
-              status = t.call(item, deadline, &results);
-            }
-            raise_if_error(std::move(status));
-            nb::list all;
-            for (const std::string& result : results) all.append(nb::bytes(result.data(), result.size()));
-            return all;
-          },
-          nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
-          nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
-          "A function of the user's, called with every shard: its results.")
+      .def("call", &call_function<TensorClient>, nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
+           nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
+           "A function of the user's, called with every shard: its results.")
       .def(
           "snapshot",
           [](TensorClient& t, nb::list arrays, nb::handle updates, double timeout) {
