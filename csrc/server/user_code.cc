@@ -93,21 +93,25 @@ Status UserCode::find(const std::string& what, const RuleSpec& rule, std::shared
   return {};
 }
 
+// Fresh memory costs more than most functions do. But who ran a call lets go of it a moment after its end, and
+// somebody may have kept one of its arrays: only what nobody else has is used again.
 UserCode::Ref UserCode::take_call() {
   std::lock_guard lock(mutex_);
-  if (spare_.empty()) return std::make_shared<Call>();
-  Ref call = std::move(spare_.back());
-  spare_.pop_back();
+  const auto free = std::find_if(spare_.begin(), spare_.end(), [](const Ref& call) { return call.use_count() == 1; });
+  if (free == spare_.end()) return std::make_shared<Call>();
+  std::atomic_thread_fence(std::memory_order_acquire);  // whatever the others did to it comes before
+  Ref call = std::move(*free);
+  spare_.erase(free);
   call->state_ = Call::kWaiting;
   call->status_ = {};
   return call;
 }
 
 void UserCode::give_call(Ref call) {
+  if (call->memory.bytes() > kSpareBytesMax) return;
   std::lock_guard lock(mutex_);
-  // Somebody may have kept an array of it, and would see what comes next.
-  if (spare_.size() < kSpareMax && call->memory.bytes() <= kSpareBytesMax && call.use_count() == 1)
-    spare_.push_back(std::move(call));
+  if (spare_.size() == kSpareMax) spare_.erase(spare_.begin());
+  spare_.push_back(std::move(call));
 }
 
 Status UserCode::run(const Ref& call) {
