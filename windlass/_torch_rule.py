@@ -6,6 +6,7 @@ stored with the shard: arrays of the parameter's shape as state arrays, all else
     state of Adafactor, of a (300, 20) tensor:   step ()   row_var (300, 1)   col_var (1, 20)     321 numbers
 """
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -55,13 +56,11 @@ class TorchRule(UserRule):
         ours = {field.name: options.pop(field.name, field.default) for field in dataclasses.fields(Rule)}
         if lr is None:
             lr = inspect.signature(found).parameters["lr"].default
-        if isinstance(lr, bool) or not isinstance(lr, (int, float, np.floating)) or not np.isfinite(lr) or lr < 0:
-            raise InvalidArgument(f"TorchRule: lr must be a number of at least 0, not {lr!r}")
         try:
             text = json.dumps(options, sort_keys=True, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"TorchRule: options must be numbers, texts and lists: {error}") from None
-        values = {**ours, "lr": float(lr), "optimizer": name, "options": text}
+        values = {**ours, "lr": _step_size(lr), "optimizer": name, "options": text}
         values["whole"] = name not in ELEMENTWISE if whole is None else bool(whole)
         for field, value in values.items():
             object.__setattr__(self, field, value)
@@ -73,8 +72,9 @@ class TorchRule(UserRule):
             raise InvalidArgument(
                 f"TorchRule: {unknown[0]} is fixed at creation and cannot travel with a push; these can: lr"
             )
-        more = {field.name: getattr(self, field.name) for field in dataclasses.fields(Rule)}
-        return TorchRule(self.optimizer, lr=changes.get("lr", self.lr), whole=self.whole, **_read(self.options), **more)
+        changed = copy.copy(self)  # pushes are many: nothing of it need be tried out again
+        object.__setattr__(changed, "lr", _step_size(changes.get("lr", self.lr)))
+        return changed
 
     def _numbers(self) -> tuple[float, ...]:
         return (self.lr,)
@@ -104,6 +104,12 @@ class TorchRule(UserRule):
         import torch
 
         return getattr(torch.optim, self.optimizer)
+
+
+def _step_size(lr: Any) -> float:
+    if isinstance(lr, bool) or not isinstance(lr, (int, float, np.floating)) or not np.isfinite(lr) or lr < 0:
+        raise InvalidArgument(f"TorchRule: lr must be a number of at least 0, not {lr!r}")
+    return float(lr)
 
 
 def _read(text: str) -> dict[str, Any]:
