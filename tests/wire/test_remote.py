@@ -319,8 +319,14 @@ def nowhere(kind: str) -> str:
         return f"tcp://127.0.0.1:{sock.getsockname()[1]}"
 
 
+def use(connect: Connect) -> None:
+    """Servers that nobody has used may be given another list."""
+    with connect() as cluster:
+        cluster.tensor("w", (1,), rule=wl.Sum())
+
+
 def test_another_list_of_servers_is_refused_and_both_are_shown(connect: Connect, transport: str, pair: Servers):
-    connect().close()
+    use(connect)
     with Servers(1, kind=transport, threads=1) as third:
         first, second = pair.addresses
         for asked in ([second, first], [first], [second], [first, third.addresses[0]]):
@@ -493,7 +499,7 @@ def test_connect_refuses_what_cannot_be_before_it_dials(complaint: str):
 
 
 def test_a_failed_connect_leaves_neither_threads_nor_sockets_behind(connect: Connect, pair: Servers):
-    connect().close()
+    use(connect)
     before = left()
     for servers, options in ((pair.addresses[::-1], {}), (pair.addresses, {"token": "none of this"})):
         with pytest.raises(wl.WindlassError):
