@@ -322,7 +322,7 @@ def nowhere(kind: str) -> str:
 def use(connect: Connect) -> None:
     """Servers that nobody has used may be given another list."""
     with connect() as cluster:
-        cluster.tensor("w", (1,), rule=wl.Sum())
+        cluster.tensor("w", (4, SHARD), rule=wl.Sum())  # on both
 
 
 def test_another_list_of_servers_is_refused_and_both_are_shown(connect: Connect, transport: str, pair: Servers):
