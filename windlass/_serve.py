@@ -199,10 +199,9 @@ async def _serve(
             if any(address.kind == "tcp" for address in addresses):
                 door = secrets.token_bytes(DOOR_BYTES)
                 listeners.append(listen_on(side_door(door), _BACKLOG))
-            with told_by_end_of(until_eof, stop):
-                ready(open_to, end)
-                with _says_who_is_waited_for(host):
-                    await _until(stop, Doorman(listeners, token, host, door))
+            with told_by_end_of(until_eof, stop), _says_who_is_waited_for(host):
+                ready(open_to, end)  # all that the server needs for itself is there
+                await _until(stop, Doorman(listeners, token, host, door))
         finally:
             for listener in listeners:
                 listener.close()
