@@ -38,7 +38,6 @@ struct Query {
     kNonzero,
     kHistogram,
     kTop,
-    kUser = 255,  // a function of the user's, which is not answered here
   };
   Function function = Function::kCount;
   bool largest = true;        // kTop
