@@ -25,8 +25,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/hash.h"
 #include "base/pool.h"
@@ -97,7 +102,16 @@ class Index {
   static constexpr uint64_t kSpare = 8;           // buckets behind the last home bucket, for those that went past
   static constexpr uint64_t kMovesPerInsert = 2;  // old buckets; a growth lasts for about as many insertions as buckets
 
-  struct Bucket {
+  // Bit i of a number at bit 2 i.
+  static constexpr std::array<uint16_t, 1 << kSlots> kSpread = [] {
+    std::array<uint16_t, 1 << kSlots> spread{};
+    for (unsigned bits = 0; bits < spread.size(); ++bits) {
+      for (int i = 0; i < kSlots; ++i) spread[bits] |= (bits >> i & 1) << (2 * i);
+    }
+    return spread;
+  }();
+
+  struct alignas(64) Bucket {
     uint64_t hash[kSlots];
     uint32_t row[kSlots];
     uint16_t passed;
@@ -105,10 +119,23 @@ class Index {
     uint8_t unused;
 
     int slot_of(uint64_t h) const {
+#ifdef __SSE2__
+      // Halves of 32 bits, since that is what all processors compare; a hash is the one if both of its halves are.
+      const __m128i wanted = _mm_set1_epi64x(static_cast<long long>(h));
+      const auto* const halves = reinterpret_cast<const __m128i*>(hash);
+      const __m128i a = _mm_cmpeq_epi32(_mm_load_si128(halves), wanted);
+      const __m128i b = _mm_cmpeq_epi32(_mm_load_si128(halves + 1), wanted);
+      const __m128i c = _mm_cmpeq_epi32(_mm_load_si128(halves + 2), wanted);  // and two rows, which `used` leaves out
+      const unsigned hits =
+          static_cast<unsigned>(_mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, c))));
+      const unsigned hit = hits & hits >> 1 & kSpread[used];
+      return hit != 0 ? __builtin_ctz(hit) / 2 : -1;
+#else
       unsigned hit = 0;
       for (int i = 0; i < kSlots; ++i) hit |= static_cast<unsigned>(hash[i] == h) << i;
       hit &= used;
       return hit != 0 ? __builtin_ctz(hit) : -1;
+#endif
     }
   };
   static_assert(sizeof(Bucket) == 64);
