@@ -23,6 +23,23 @@ size_t stride_of(size_t bytes) {
   return stride;
 }
 
+// Whether a row may occur twice in a request. Exact as long as a bit for each row of the shard stays in the
+// second-level cache.
+bool may_repeat(const std::vector<uint32_t>& rows, uint32_t shard_rows) {
+  constexpr uint32_t kMostRows = 1 << 20;
+  if (shard_rows > kMostRows) return true;
+  static thread_local std::vector<uint64_t> seen;  // all zero between two requests
+  if (seen.size() * 64 < shard_rows) seen.resize((shard_rows + 63) / 64);
+  bool twice = false;
+  for (size_t i = 0; i < rows.size() && !twice; ++i) {
+    uint64_t& bits = seen[rows[i] / 64];
+    twice = (bits >> (rows[i] % 64) & 1) != 0;
+    bits |= uint64_t{1} << (rows[i] % 64);
+  }
+  for (const uint32_t row : rows) seen[row / 64] = 0;
+  return twice;
+}
+
 // Which entries of a request are the first with their row. first[i] == i for those, else the earlier one.
 // Returns whether any row repeats.
 bool find_repeats(const std::vector<uint32_t>& rows, std::vector<uint32_t>* first) {
@@ -197,6 +214,47 @@ void Table::write_out(const TableShard& s, const Keyed* keyed, size_t n, const u
   if (arrays.stream) kernels().fence();
 }
 
+// Where the rows of a shard lie. A copy of the table's numbers: those of the table itself would be read again for every
+// row, since what is written in between might be them.
+struct Place {
+  float* w;
+  float* state;
+  RowHead* head;
+};
+class Table::Places {
+ public:
+  Places(const Table& t, const TableShard& s)
+      : slabs_(s.slabs.data()),
+        n_(s.slabs.size()),
+        weight_stride_(t.weight_stride_),
+        state_stride_(t.state_stride_),
+        head_stride_(t.head_stride_),
+        state_at_(t.state_at_),
+        head_at_(t.head_at_),
+        shift_(t.slab_shift_),
+        mask_(t.slab_mask_) {}
+
+  Place operator[](uint32_t row) const {
+    std::byte* const slab = slabs_[row >> shift_];
+    const size_t i = row & mask_;
+    return {reinterpret_cast<float*>(slab + i * weight_stride_),
+            reinterpret_cast<float*>(slab + state_at_ + i * state_stride_),
+            reinterpret_cast<RowHead*>(slab + head_at_ + i * head_stride_)};
+  }
+
+  // Asks for the directory of slabs, where a request of n rows uses most of it.
+  void ask(size_t n) const {
+    constexpr size_t kLine = 64 / sizeof(*slabs_);
+    if (n_ > n * kLine) return;
+    for (size_t i = 0; i < n_; i += kLine) __builtin_prefetch(slabs_ + i);
+  }
+
+ private:
+  std::byte* const* const slabs_;
+  const size_t n_, weight_stride_, state_stride_, head_stride_, state_at_, head_at_;
+  const uint32_t shift_, mask_;
+};
+
 Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays) {
   TableShard& s = shards_[shard];
   const size_t dim = spec_.dim;
@@ -208,6 +266,7 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   // First every row, so that nothing has changed when the memory runs out.
   static thread_local std::vector<uint32_t> rows, first;
   rows.resize(n);
+  Places(*this, s).ask(n);
   s.index.find_all(keyed, n, rows.data());
   WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
   if (s.changes != nullptr) s.changes->add(keyed, n);
@@ -216,7 +275,7 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   static thread_local std::vector<float> combined;        // rows of it
   static thread_local std::vector<uint32_t> combined_of;  // entry -> its row in `combined` + 1
   static thread_local std::vector<uint32_t> times;        // of each row in `combined`
-  const bool repeats = find_repeats(rows, &first);
+  const bool repeats = may_repeat(rows, s.rows) && find_repeats(rows, &first);
   if (repeats) {
     combined.clear();
     times.clear();
@@ -267,14 +326,16 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   float* state_of[kBlock];
   RowHead* heads[kBlock];
   const float* g[kBlock];
+  const Places places(*this, s);
   for (size_t at = 0; at < n; at += kBlock) {
     const size_t end = std::min(at + kBlock, n);
     size_t m = 0;
     for (size_t i = at; i < end; ++i) {
       if (repeats && first[i] != i) continue;
-      w[m] = weights(s, rows[i]);
-      state_of[m] = state(s, rows[i]);
-      heads[m] = head(s, rows[i]);
+      const Place place = places[rows[i]];
+      w[m] = place.w;
+      state_of[m] = place.state;
+      heads[m] = place.head;
       if (repeats && combined_of[i] != 0) {
         g[m] = combined.data() + (combined_of[i] - 1) * dim;
       } else if (plain) {

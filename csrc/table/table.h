@@ -138,6 +138,7 @@ class Table {
   Status apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
                        const std::vector<uint32_t>& entries, const std::function<void(uint32_t, float*)>& gradient);
   class Gathering;
+  class Places;
   Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);
   void write_out(const TableShard& s, const Keyed* keyed, size_t n, const uint32_t* rows, const Arrays& arrays) const;
   uint32_t make_row(TableShard& s, uint64_t hash);

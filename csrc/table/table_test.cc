@@ -172,6 +172,24 @@ TEST(more_repeats_than_a_block_are_combined_too) {
   for (const auto& [key, row] : t.scan(1000)) CHECK(row[0] == sums.at(key));
 }
 
+// Rows of a shard are told apart by a bit each while they are few, then by a hash table of the request's.
+TEST(repeats_are_found_in_a_shard_of_any_size) {
+  Tabled t({.dim = 1, .rule = {RuleKind::kAdagrad, 0}, .init = {}, .seed = 0});
+  constexpr uint64_t kRows = (uint64_t{1} << 20) + 1000;
+  const auto key = [](uint64_t i) { return unmix(i * 0x9E3779B97F4A7C15u >> 8); };  // all of shard 0
+  std::vector<uint64_t> keys;
+  for (uint64_t i = 0;;) {
+    const std::vector<uint64_t> twice = {key(i), key(i / 2), key(i)};
+    t.apply(twice, {{1.0, 0, 0, 0}}, std::vector<float>{1, 1, 1});
+    CHECK(same_bits(t.read({key(i)}), std::vector<float>{-1.0f}));  // one update: its gradient over its own size
+    if (i == kRows) break;
+    keys.clear();
+    for (const uint64_t end = std::min(kRows, i + kRows / 8); i < end; ++i) keys.push_back(key(i));
+    (void)t.read(keys);
+  }
+  CHECK_EQ(t.table->rows(0), kRows + 1);
+}
+
 TEST(keys_are_bit_patterns_and_none_is_reserved) {
   Tabled t({.dim = 1, .rule = {RuleKind::kAssign, 0}, .init = {}, .seed = 0});
   const std::vector<uint64_t> keys = {0, ~uint64_t{0}, uint64_t{1} << 63, unmix(0), unmix(~uint64_t{0}), unmix(255)};
