@@ -5,9 +5,20 @@
 
 namespace windlass {
 
+namespace {
+
+thread_local size_t t_number = 0;
+
+}  // namespace
+
+size_t Crew::number() { return t_number; }
+
 Crew::Crew(int threads) {
   for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([list = list_] { list->run(); });
+    threads_.emplace_back([list = list_, i] {
+      t_number = static_cast<size_t>(i) + 1;
+      list->run();
+    });
   }
 }
 
@@ -37,8 +48,7 @@ void Crew::List::spin() {
   static const bool may_spin = os::cores() > 1;
   if (!may_spin || spinning.exchange(true, std::memory_order_acq_rel)) return;
   const int64_t end = os::now_ns() + limits::kSpinNs;
-  while (waiting.load(std::memory_order_acquire) == 0 && os::now_ns() < end) {
-  }
+  while (waiting.load(std::memory_order_acquire) == 0 && os::now_ns() < end) os::give_way();
   spinning.store(false, std::memory_order_release);
 }
 

@@ -24,6 +24,10 @@ class Crew {
   Crew& operator=(const Crew&) = delete;
   ~Crew();  // finishes what was posted
 
+  // Of the thread that asks: 1 and up in a crew, 0 for all others.
+  static size_t number();
+  size_t size() const { return threads_.size(); }
+
   // Wakes at most so many threads for it.
   void post(Ref<Helped> work, size_t most = ~size_t{0});
 

@@ -39,7 +39,10 @@ void Incoming::call_help(Server& server) {
   shared_ = request_.header().parts > 1 && server.threads() > 1 && request_.is_large();
   if (!shared_) return;
   threads_ = static_cast<size_t>(server.threads());
-  if (request_.lies()) at_once_ = Request::kAtOnceMax;
+  if (request_.lies()) {
+    at_once_ = Request::kAtOnceMax;
+    if (take_all()) shares_.divide(static_cast<uint32_t>(all_.size()), threads_);
+  }
   const bool queries = request_.header().operation() == wire::Op::kQuery;  // little to read, much to do
   server.crew().post(Ref<Helped>(this), request_.lies() || queries ? threads_ - 1 : kStreamHelpers);
 }
@@ -99,7 +102,37 @@ Status Incoming::finish() {
   return status_;
 }
 
+// All parts, where they are, if they have been read ahead and are as they should be.
+bool Incoming::take_all() {
+  const std::byte* const begin = channel_.ahead(0, left_bytes_);
+  if (begin == nullptr) return false;
+  uint64_t at = 0;
+  std::vector<Request::Taken> all(left_parts_);
+  for (Request::Taken& taken : all) {
+    if (left_bytes_ - at < kSection || !wire::decode(begin + at, &taken.part).ok()) return false;
+    at += kSection;
+    if (taken.part.bytes() > std::min(left_bytes_ - at, kSmallBytesMax)) return false;
+    taken.bytes = const_cast<std::byte*>(begin + at);
+    at += taken.part.bytes();
+  }
+  if (at != left_bytes_) return false;
+  channel_.skip(at);
+  left_parts_ = 0;
+  left_bytes_ = 0;
+  all_ = std::move(all);
+  return true;
+}
+
+bool Incoming::next_read(Batch* batch) {
+  uint32_t first = 0;
+  batch->staged = 0;
+  batch->n = shares_.take(Crew::number(), static_cast<uint32_t>(at_once_), &first);
+  std::copy_n(all_.begin() + first, batch->n, batch->parts);
+  return batch->n != 0;
+}
+
 bool Incoming::next(Batch* batch, Freed* freed) {
+  if (!all_.empty()) return next_read(batch);
   std::lock_guard lock(reading_);
   // Whoever waits for the peer owes nobody anything.
   if (!request_.lies() || (left_parts_ != 0 && !channel_.has_ahead(kSection))) answer_all(freed);

@@ -7,6 +7,9 @@
 //     stream:  header | part 0 | part 1 | part 2 | part 3 ...
 //                         A        B        A        B        each reads, passes the stream on, applies, answers
 //
+// Where the numbers lie in arenas, and what is left of the frame has been read ahead, nobody reads: the threads share
+// its parts (base/shares.h).
+//
 // Thread safety: help() from several threads; the rest before it, or from the connection's thread.
 #pragma once
 
@@ -15,6 +18,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/shares.h"
 #include "server/connection.h"
 #include "server/helped.h"
 #include "server/request.h"
@@ -42,6 +46,8 @@ class Incoming final : public Helped {
     uint64_t staged = 0;
   };
   bool next(Batch* batch, Freed* freed);
+  bool next_read(Batch* batch);
+  bool take_all();
   void begin_together();
   void end_together(const std::vector<std::byte>& answers, Freed* freed);
   Status read_part(Request::Taken* taken, uint64_t* staged);
@@ -53,6 +59,10 @@ class Incoming final : public Helped {
   bool shared_ = false;  // several threads read its parts
   size_t threads_ = 1;   // that may
   size_t at_once_ = 1;   // parts that a thread takes, at most
+
+  // Where all parts have been read.
+  std::vector<Request::Taken> all_;
+  Shares shares_;
 
   std::mutex reading_;  // of what follows, and of the stream
   uint32_t left_parts_;

@@ -22,9 +22,14 @@ void Work::set_parts(uint32_t n) {
 void Work::begin(Crew* helpers) {
   if (n_ == 0) return complete();
   retain();  // until the last part is over
-  shared_ = helpers != nullptr && n_ > 1;
+  share(helpers != nullptr && n_ > 1, helpers);
   if (shared_) helpers->post(Ref<Work>(this));
   help();
+}
+
+void Work::share(bool shared, const Crew* crew) {
+  shared_ = shared;
+  shares_.divide(n_, shared ? crew->size() + 1 : 1);
 }
 
 void Work::begin_kept(Crew* helpers) {
@@ -55,7 +60,7 @@ void Work::run_or_keep(uint32_t i) {
 void Work::begin_later(Crew* crew, bool shared) {
   if (n_ == 0) return complete();
   retain();
-  shared_ = shared;
+  share(shared, crew);
   mode_ = kDrain;
   const Ref<Work> self(this);
   for (uint32_t i = 0; i < n_; ++i) turn(i).post(part_[i]);
@@ -64,12 +69,7 @@ void Work::begin_later(Crew* crew, bool shared) {
 
 void Work::help() {
   if (!shared_ && helped_.exchange(true, std::memory_order_relaxed)) return;
-  for (;;) {
-    const uint32_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= n_) {
-      next_.store(n_, std::memory_order_relaxed);
-      return;
-    }
+  for (uint32_t i = 0; shares_.take(Crew::number(), 1, &i) != 0;) {
     switch (mode_) {
       case kRun: turn(i).run(part_[i]); break;
       case kRunOrKeep: run_or_keep(i); break;
@@ -174,8 +174,7 @@ bool Work::wait_until(int64_t deadline_ns) {
   static const bool may_spin = os::cores() > 1;
   if (may_spin) {
     const int64_t spin_end = os::now_ns() + limits::kSpinNs;
-    while (!done() && os::now_ns() < spin_end) {
-    }
+    while (!done() && os::now_ns() < spin_end) os::give_way();
   }
   return sleep_until(deadline_ns);
 }

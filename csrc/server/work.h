@@ -21,6 +21,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/shares.h"
 #include "base/status.h"
 #include "base/turn.h"
 #include "server/helped.h"
@@ -102,6 +103,7 @@ class Work : public Helped {
   void wait_while_running(const Part& part);
   void run_or_keep(uint32_t i);
   void complete();
+  void share(bool shared, const Crew* crew);
 
   std::unique_ptr<Part[]> many_;
   Part one_;  // most requests are small and touch one shard
@@ -111,7 +113,7 @@ class Work : public Helped {
   bool shared_ = false;                 // several threads may help at once
   std::atomic<bool> helped_{false};     // one has begun to
   std::atomic<uint32_t> borrowing_{0};  // parts that still want the caller's arrays, for begin_kept()
-  std::atomic<uint32_t> next_{0};       // the first part nobody has started
+  Shares shares_;                       // of parts that nobody has started
   std::atomic<uint32_t> unfinished_{0};
   std::atomic<uint32_t> state_{kPending};
   mutable std::mutex mutex_;  // of error_
