@@ -46,8 +46,9 @@ inline constexpr size_t kStreamBytesMin = size_t{1} << 20;       // from here on
 inline constexpr size_t kStreamPullBytesMin = size_t{24} << 20;  // the same for pulls, which only copy
 inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;    // asynchronous pushes of ordinary arrays, together
 inline constexpr int64_t kNoDeadline = INT64_MAX;
-inline constexpr int64_t kSpinNs = 20'000;  // how long a waiter spins before it blocks
-inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other within this are waited for awake
+inline constexpr int64_t kSpinNs = 20'000;    // how long a waiter spins before it blocks
+inline constexpr int64_t kGiveWayNs = 5'000;  // after this it does not keep its core from others
+inline constexpr int64_t kHotNs = 100'000;    // requests that follow each other within this are waited for awake
 inline constexpr uint32_t kSessionsMax = 1u << 20;
 inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may say
 

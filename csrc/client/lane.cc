@@ -136,7 +136,11 @@ void Lane::have_left(std::vector<Ref<Trip>>* ended) {
   for (Ref<Trip>& trip : leaving_) {
     trip->leaving = false;
     trip->sent_ns = now;
-    if (trip->bytes >= limits::kBulkBytesMin) large_ns_.store(now, std::memory_order_relaxed);
+    if (trip->lies && trip->bytes >= limits::kCrewBytesMin) {
+      shared_ns_.store(now, std::memory_order_relaxed);
+    } else if (trip->bytes >= limits::kBulkBytesMin) {
+      large_ns_.store(now, std::memory_order_relaxed);
+    }
     if (trip->ends_later) ended->push_back(std::move(trip));
   }
   leaving_.clear();

@@ -65,6 +65,12 @@ class Lane {
   // Whether the server is at work on something large, which it has nearly all of.
   bool sent_large(int64_t now_ns) const { return now_ns - large_ns_.load(std::memory_order_relaxed) < limits::kSpinNs; }
 
+  // Whether it has been given something that all of its threads work on, for longer than anybody waits awake; where
+  // they are on this host they want the cores.
+  bool sent_to_all(int64_t now_ns) const {
+    return now_ns - shared_ns_.load(std::memory_order_relaxed) < limits::kSpinNs;
+  }
+
   // Where there is no connection: parts for shards that are on another server by now go on to it. Memory that the
   // server may still write is left to cut_off() and fail().
   void release_moved();
@@ -174,6 +180,7 @@ class Lane {
   uint64_t asking_ = 0;                 // the request that asks
   std::atomic<int64_t> arrival_ns_{0};  // when something last arrived
   std::atomic<int64_t> large_ns_{0};    // when something large was last sent
+  std::atomic<int64_t> shared_ns_{0};   // the same, of something that lies in arenas
   int64_t asked_ns_ = 0;                // when it was last asked
   int64_t ask_ns_ = 0;                  // how long to wait before asking (again)
   uint64_t oldest_ = 0;                 // the request that was waited for then

@@ -334,7 +334,6 @@ Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
 void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
                  uint32_t seen, bool patient) {
   static const bool has_cores = os::cores() > 1;
-  const bool may_spin = has_cores && !patient;  // other workers may be long in coming, and want the core
   constexpr size_t kFew = 8;
   const size_t n = lanes.size();
   os::Polled few[kFew];
@@ -342,7 +341,10 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   os::Polled* const sockets = n > kFew ? many.data() : few;
   // Awake only where requests follow each other quickly. After a pause the server sleeps as well, and the two wake each
   // other fastest on one core, which a spinning caller would keep.
-  int64_t now = os::now_ns();
+  const int64_t begin = os::now_ns();
+  int64_t now = begin;
+  // Other workers may be long in coming, and want the core.
+  const bool may_spin = has_cores && !patient && !lanes[0]->sent_to_all(now);
   int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
   bool rest = false;  // the answer has begun to arrive, or will at any moment
   if (may_spin && lanes[0]->sent_large(now)) {
@@ -379,6 +381,7 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
     // More is on its way, and to be woken for every piece of it costs both sides more than the piece.
     if (arrived && may_spin) spin_end = now + limits::kSpinNs;
     rest = rest || arrived;
+    if (awake && !arrived && now > begin + limits::kGiveWayNs) os::give_way();
   }
 }
 
