@@ -116,7 +116,14 @@ inline __attribute__((always_inline)) void mean_piece(const Step& step, const Me
 template <class R>
 void mean(const Step& step, const Mean& m) {
   const float inverse = exact_inverse(m.by);
+  // Shards begin anywhere. Up to where the copies can go past the cache, which is the same place for all of them where
+  // their arrays begin on a line.
   size_t at = 0;
+  if (m.n_copies != 0) {
+    const size_t off = reinterpret_cast<uintptr_t>(m.copies[0].to) % kStore;
+    at = off % sizeof(float) == 0 && off != 0 ? std::min((kStore - off) / sizeof(float), m.n) : 0;
+    if (at != 0) mean_piece<R>(step, m, inverse, 0, at, false);
+  }
   for (; at + kMeanPiece <= m.n; at += kMeanPiece) mean_piece<R>(step, m, inverse, at, kMeanPiece, true);
   if (at < m.n) mean_piece<R>(step, m, inverse, at, m.n - at, false);
 }
