@@ -85,7 +85,7 @@ bool wants_numbers(Op op) { return op == Op::kPull || op == Op::kPushPull; }
 // Outputs that go past the cache: the client's own, where they are large.
 bool streams(const Order& o) {
   const size_t least = o.op() == Op::kPull ? limits::kStreamPullBytesMin : limits::kStreamBytesMin;
-  return o.lying != nullptr && o.lying->streamed >= least;
+  return o.lying != nullptr && o.lying->streamed >= least && o.lying->out_bytes >= limits::kStreamPartBytesMin;
 }
 bool brings_numbers(const Order& o) {
   return (o.op() == Op::kPush || o.op() == Op::kPushPull) && (o.part.flags & wire::kEmpty) == 0;
