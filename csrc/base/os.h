@@ -34,9 +34,6 @@ void close_file(int fd);
 // Blocks while *word == expected, until a wake or until `timeout_ns` have passed (< 0: no limit). May return early.
 void wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
 void wake_all(const std::atomic<uint32_t>& word);
-// Lets another thread have this core if one waits for it. For whoever waits awake: it may be the very thread that is
-// waited for.
-void give_way();
 
 int64_t now_ns();       // monotonic
 uint64_t random_u64();  // from the kernel: for incarnations, never for numbers that must repeat

@@ -341,8 +341,7 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   os::Polled* const sockets = n > kFew ? many.data() : few;
   // Awake only where requests follow each other quickly. After a pause the server sleeps as well, and the two wake each
   // other fastest on one core, which a spinning caller would keep.
-  const int64_t begin = os::now_ns();
-  int64_t now = begin;
+  int64_t now = os::now_ns();
   // Other workers may be long in coming, and want the core.
   const bool may_spin = has_cores && !patient && !lanes[0]->sent_to_all(now);
   int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
@@ -381,7 +380,6 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
     // More is on its way, and to be woken for every piece of it costs both sides more than the piece.
     if (arrived && may_spin) spin_end = now + limits::kSpinNs;
     rest = rest || arrived;
-    if (awake && !arrived && now > begin + limits::kGiveWayNs) os::give_way();
   }
 }
 

@@ -95,16 +95,12 @@ long Channel::receive(const os::Piece* pieces, size_t n, bool rest, int64_t spin
   long got = receive_some(pieces, n, false);
   if (got != os::kWouldBlock) return got;
   if (host_.begin_spin()) {
-    const int64_t begin = os::now_ns();
-    int64_t now = begin;
+    const int64_t end = os::now_ns() + spin_ns;
     os::Polled socket{fd_, false, !rest};
     do {
       if (rest) os::poll(&socket, 1, 0);
       if (socket.ready) got = receive_some(pieces, n, false);
-      if (got != os::kWouldBlock) break;
-      if (now > begin + limits::kGiveWayNs) os::give_way();
-      now = os::now_ns();
-    } while (now < begin + spin_ns);
+    } while (got == os::kWouldBlock && os::now_ns() < end);
     host_.end_spin();
   }
   if (got != os::kWouldBlock) return got;

@@ -48,7 +48,8 @@ void Crew::List::spin() {
   static const bool may_spin = os::cores() > 1;
   if (!may_spin || spinning.exchange(true, std::memory_order_acq_rel)) return;
   const int64_t end = os::now_ns() + limits::kSpinNs;
-  while (waiting.load(std::memory_order_acquire) == 0 && os::now_ns() < end) os::give_way();
+  while (waiting.load(std::memory_order_acquire) == 0 && os::now_ns() < end) {
+  }
   spinning.store(false, std::memory_order_release);
 }
 

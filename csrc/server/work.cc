@@ -174,7 +174,8 @@ bool Work::wait_until(int64_t deadline_ns) {
   static const bool may_spin = os::cores() > 1;
   if (may_spin) {
     const int64_t spin_end = os::now_ns() + limits::kSpinNs;
-    while (!done() && os::now_ns() < spin_end) os::give_way();
+    while (!done() && os::now_ns() < spin_end) {
+    }
   }
   return sleep_until(deadline_ns);
 }
