@@ -1,1 +1,4 @@
 """Starting clusters: one machine by `windlass run`, several by hand or by environment."""
+
+#: The exit code of a server or scheduler that cannot begin as it is told to: nor could another.
+CANNOT_BEGIN = 2

@@ -14,7 +14,7 @@ from windlass._address import Address
 from windlass._errors import InvalidArgument, WindlassError
 from windlass._serve import Stop, check_reach, serve
 from windlass._settings import Settings, load, token_of
-from windlass.launch import rundir
+from windlass.launch import CANNOT_BEGIN, rundir
 
 _log = logging.getLogger("windlass")
 
@@ -172,6 +172,9 @@ def main() -> int:
         finally:
             if folder is not None:  # the launcher may have been killed
                 rundir.remove(pathlib.Path(folder))
+    except InvalidArgument as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return CANNOT_BEGIN
     except WindlassError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return 1

@@ -25,7 +25,7 @@ from windlass._address import listen as listen_on
 from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import load_token
 from windlass._settings import Settings
-from windlass.launch import rundir
+from windlass.launch import CANNOT_BEGIN, rundir
 from windlass.launch.child import Child, colours, describe
 
 if TYPE_CHECKING:
@@ -301,6 +301,9 @@ class _Launch:
             return
         if child.role == "worker":
             self._worker_failed(child)
+        elif child.code == CANNOT_BEGIN:
+            self._failed = self._failed or child
+            self._over = True
         else:
             said = "".join(f"\n  {line}" for line in list(child.tail)[-3:])
             self._say(f"{child.name} ended with {describe(child.code or 0)}{said}")
