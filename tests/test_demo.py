@@ -210,7 +210,7 @@ def test_the_policies_stand_beside_plain_torch_in_a_table_and_a_plot(tmp_path: P
     assert [row[4] for row in rows] == ["0.00", "", ""]
     ways = {way["way"]: way for way in json.loads(figures.read_text())["ways"]}
     assert ways["bsp"]["staleness"] == 0
-    assert 0 < ways["bsp"]["idle"] < 1
+    assert 0 < ways["bsp"]["idle"] <= 1  # a moment of training may all be waiting
     assert f"loss over time: {png}\n" in done.stdout
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 

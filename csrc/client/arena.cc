@@ -200,9 +200,12 @@ void Arena::lend_for_ever(Blocks::iterator block) {
   block->second.loans += static_cast<uint32_t>(again.size());
 }
 
-bool Arena::registered(Range r) const {
+bool Arena::registered(Range r, Range* block) const {
   std::lock_guard lock(mutex_);
-  return find(r) != blocks_.end();
+  const auto it = find(r);
+  if (it == blocks_.end()) return false;
+  if (block != nullptr) *block = {it->first, it->second.bytes};
+  return true;
 }
 
 bool Arena::locate(Range r, Place* place) const {

@@ -29,6 +29,10 @@ namespace windlass {
 struct Range {
   const std::byte* begin = nullptr;
   size_t bytes = 0;
+
+  bool contains(const Range& r) const {
+    return r.begin >= begin && r.bytes <= bytes && static_cast<size_t>(r.begin - begin) <= bytes - r.bytes;
+  }
 };
 
 // A piece of memory, gone with its last owner.
@@ -82,8 +86,8 @@ class Arena {
   void give(std::byte* block);  // once no loan touches it
   std::string failure() const;  // why there was no memory when there last was none
 
-  // True when the whole range lies in one block.
-  bool registered(Range r) const;
+  // True when the whole range lies in one block, which *block becomes.
+  bool registered(Range r, Range* block = nullptr) const;
   // The same, for memory that can be shared; *place says where it is.
   bool locate(Range r, Place* place) const;
 

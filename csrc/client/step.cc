@@ -1,10 +1,11 @@
 #include "client/step.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
-#include <unordered_set>
 
+#include "base/hash.h"
 #include "client/remote.h"
 
 namespace windlass {
@@ -15,14 +16,22 @@ class StepCall final : public Work, public Remote {
   explicit StepCall(std::shared_ptr<Session> session)
       : Remote(session->engine().links()), session_(std::move(session)), arena_(session_->engine().arena()) {}
 
+  void expect(size_t n) {
+    entries_.reserve(n);
+    parts_.reserve(n);
+  }
   void add(const std::shared_ptr<TensorClient>& tensor, const TensorRequest& request);
   // Lends the arrays and sends everything.
   Status start(int64_t deadline_ns);
   Status finish(int64_t deadline_ns);
 
-  static std::vector<uint32_t> all_shards(const TensorClient& tensor) {
-    std::vector<uint32_t> shards(tensor.cut().shards);
-    std::iota(shards.begin(), shards.end(), 0u);
+  // Until the next call of this thread's.
+  static const std::vector<uint32_t>& all_shards(const TensorClient& tensor) {
+    static thread_local std::vector<uint32_t> shards;
+    if (shards.size() != tensor.cut().shards) {
+      shards.resize(tensor.cut().shards);
+      std::iota(shards.begin(), shards.end(), 0u);
+    }
     return shards;
   }
 
@@ -110,16 +119,24 @@ void StepCall::add(const std::shared_ptr<TensorClient>& tensor, const TensorRequ
 
 void StepCall::find_places(Entry* entry, std::vector<std::shared_ptr<const Segment>>* segments) {
   const auto find = [&](std::byte* array, uint64_t bytes, uint32_t* id, uint64_t* offset) {
-    Place at;
     if (bytes == 0) return;
+    // It is on loan, so it is registered; where it is within a segment says in which block.
+    const auto known = std::find_if(segments->rbegin(), segments->rend(), [&](const auto& segment) {
+      return Range{segment->data(), segment->bytes()}.contains({array, bytes});
+    });
+    if (known != segments->rend()) {
+      *id = (*known)->id();
+      *offset = static_cast<uint64_t>(array - (*known)->data());
+      return;
+    }
+    Place at;
     if (!arena_.locate({array, bytes}, &at)) {
       places_ = false;
       return;
     }
     *id = at.segment->id();
     *offset = at.offset;
-    if (std::find(segments->rbegin(), segments->rend(), at.segment) == segments->rend())
-      segments->push_back(std::move(at.segment));
+    segments->push_back(std::move(at.segment));
   };
   wire::Places& p = entry->item.places;
   find(entry->in, p.in_bytes, &p.in_arena, &p.in_offset);
@@ -158,17 +175,19 @@ void StepCall::make_trips(int64_t deadline_ns) {
 Status StepCall::start(int64_t deadline_ns) {
   Engine& engine = session_->engine();
   WL_RETURN_IF_ERROR(engine.enter());
+  Range block;                           // of the last that is lent
   for (const bool in : {true, false}) {  // neighbours in memory are lent as one
     for (const Entry& entry : entries_) {
       const uint64_t bytes = in ? entry.item.places.in_bytes : entry.item.places.out_bytes;
       const std::byte* const array = in ? entry.in : entry.out;
       if (bytes == 0) continue;
-      if (!lent_.empty() && lent_.back().begin + lent_.back().bytes == array &&
-          arena_.registered({lent_.back().begin, lent_.back().bytes + bytes})) {
-        lent_.back().bytes += bytes;
-      } else {
-        lent_.push_back({array, bytes});
+      const Range whole = lent_.empty() ? Range() : Range{lent_.back().begin, lent_.back().bytes + bytes};
+      if (!lent_.empty() && whole.begin + whole.bytes == array + bytes && block.contains(whole)) {
+        lent_.back() = whole;
+        continue;
       }
+      lent_.push_back({array, bytes});
+      if (!block.contains(lent_.back()) && !arena_.registered(lent_.back(), &block)) block = {};
     }
   }
   Status status = arena_.lend(lent_.data(), lent_.size(), "step");
@@ -284,16 +303,27 @@ std::byte* StepClient::copy(const void* data, size_t bytes) {
   return to;
 }
 
+bool StepClient::registered(const Array& array) {
+  const Range range = array.range();
+  for (const Range& block : known_) {
+    if (range.bytes != 0 && block.contains(range)) return true;
+  }
+  std::swap(known_[0], known_[1]);
+  if (session_->engine().arena().registered(range, &known_[0])) return true;
+  std::swap(known_[0], known_[1]);
+  return false;
+}
+
 // The input as it is now, whatever the caller does with an ordinary array later.
 bool StepClient::keep(Array* array) {
-  if (session_->engine().arena().registered(array->range())) return true;
+  if (registered(*array)) return true;
   array->data = copy(array->data, array->bytes());
   return array->data != nullptr;
 }
 
 // Somewhere for the output, whatever the caller does with an ordinary array meanwhile.
 bool StepClient::stage(Array* array) {
-  if (session_->engine().arena().registered(array->range())) return true;
+  if (registered(*array)) return true;
   std::byte* const staged = copy(nullptr, array->bytes());
   if (staged == nullptr) return false;
   landings_.push_back({array->data, staged, array->bytes()});
@@ -357,12 +387,20 @@ Status StepClient::add(std::shared_ptr<TableClient> table, const TableRequest& r
 
 // A push that closed its shards would leave those behind it in the step to the next iteration.
 void StepClient::let_the_last_close() {
-  std::unordered_set<const Progress*> pushed;
+  std::vector<const Progress*> pushed(std::bit_ceil(2 * items_.size() + 1));  // by hash; null: nobody
+  const auto is_new = [&](const Progress* progress) {
+    size_t at = mix(reinterpret_cast<uintptr_t>(progress));
+    for (;; ++at) {
+      const Progress*& here = pushed[at & (pushed.size() - 1)];
+      if (here == progress) return false;
+      if (here == nullptr) return here = progress, true;
+    }
+  };
   for (auto item = items_.rbegin(); item != items_.rend(); ++item) {
     const bool tensor = item->tensor != nullptr;
     if ((tensor ? item->tensor_request.in : item->table_request.in) == nullptr) continue;
     const Handle& handle = tensor ? static_cast<const Handle&>(*item->tensor) : *item->table;
-    if (pushed.insert(handle.progress().get()).second) continue;
+    if (is_new(handle.progress().get())) continue;
     (tensor ? item->tensor_request.closes : item->table_request.closes) = false;
   }
 }
@@ -401,6 +439,7 @@ Status StepClient::run(int64_t deadline_ns) {
   for (size_t i = 0; i < ready && first.ok();) {
     if (items_[i].together) {
       Ref<StepCall> call(new StepCall(session_));
+      call->expect(ready - i);
       for (; i < ready && items_[i].together; ++i) {
         const Item& item = items_[i];
         if (item.tensor->spec().reject_nonfinite)  // a registered array may have changed meanwhile

@@ -60,11 +60,13 @@ class StepClient {
   bool keep(Array* array);
   bool stage(Array* array);
   std::byte* copy(const void* data, size_t bytes);
+  bool registered(const Array& array);
 
   const std::shared_ptr<Session> session_;
   std::deque<Item> items_;
   std::vector<std::byte*> copies_;
   std::vector<Landing> landings_;
+  Range known_[2];  // blocks that arrays were last found in: those of a step often share one
 };
 
 }  // namespace windlass
