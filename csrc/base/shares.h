@@ -29,18 +29,19 @@ class Shares {
   }
 
   // Takes up to `most` parts, from *first on; returns how many, 0 when all have been taken. Less and less towards the
-  // end of a range, so that the threads end together.
+  // end of a range, so that the threads end together. Whoever finds nothing left sees what those who took it did
+  // before.
   uint32_t take(size_t thread, uint32_t most, uint32_t* first) {
     for (size_t i = 0; i < ranges_; ++i) {
       std::atomic<uint64_t>& range = range_[(thread + i) % ranges_];
-      uint64_t now = range.load(std::memory_order_relaxed);
+      uint64_t now = range.load(std::memory_order_acquire);
       for (;;) {
         const auto begin = static_cast<uint32_t>(now >> 32), end = static_cast<uint32_t>(now);
         if (begin == end) break;
         const uint32_t n = std::clamp((end - begin) / 2, 1u, most);
         const bool own = i == 0;
         const uint64_t left = own ? packed(begin + n, end) : packed(begin, end - n);
-        if (!range.compare_exchange_weak(now, left, std::memory_order_relaxed)) continue;
+        if (!range.compare_exchange_weak(now, left, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
         *first = own ? begin : end - n;
         return n;
       }
