@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
+RELEASE := build/release
 JOBS ?= $(shell nproc)
+TEST_JOBS ?= $(shell expr $(JOBS) + 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-core lint format stubs bench asan tsan asan-short tsan-short clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs bench asan tsan asan-short tsan-short clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -17,12 +19,18 @@ $(VENV)/base: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) scikit-build-core nanobind cmake ninja numpy msgspec aiohttp typer rich prometheus-client safetensors fsspec
-	$(PIP) pytest pytest-timeout hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
+	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
 	touch $@
 
 $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
-	$(PIP) --no-build-isolation --no-deps --editable .
+	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
 	touch $@
+
+# pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
+define pytest
+	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q tests $(1) -m alone
+endef
 
 setup: $(VENV)/built ## a virtual environment with windlass built in place
 
@@ -30,13 +38,19 @@ demo: setup ## train a network on MNIST with 2 servers and 2 workers, then compa
 	$(BIN)/windlass run --progress --servers 2 --workers 2 apps/mnist/train.py
 	$(BIN)/python apps/mnist/compare.py --ways bsp ssp:3 asp --samples 30000 --plot build/mnist.png
 
-test: setup test-core ## all tests
-	$(BIN)/python -m pytest -q tests
+test: test-core test-python ## all tests
 
-test-core: $(VENV)/base ## the native core's own tests
-	$(BIN)/cmake -S . -B build/test -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DWINDLASS_TESTS=ON >/dev/null
-	$(BIN)/cmake --build build/test --parallel $(JOBS)
-	build/test/core_test
+test-python: setup ## those in Python
+	$(call pytest,)
+
+test-all: setup ## all tests, each in its long form and with all its cases; hours
+	$(BIN)/cmake --build $(RELEASE) --target core_test --parallel $(JOBS)
+	$(RELEASE)/core_test --accurate
+	$(call pytest,--accurate)
+
+test-core: setup ## the native core's own tests
+	$(BIN)/cmake --build $(RELEASE) --target core_test --parallel $(JOBS)
+	$(RELEASE)/core_test
 
 lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
@@ -64,11 +78,11 @@ bench: setup ## our figures beside limits and peers
 	$(BIN)/windlass bench train
 	$(BIN)/windlass bench rules
 
-# sanitized(NAME, SANITIZERS): builds the core's tests with them.
+# sanitized(FOLDER, SANITIZERS, OPTIONS): builds the core's tests with them.
 define sanitized
-	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=Debug \
-	  -DWINDLASS_TESTS=ON -DWINDLASS_SANITIZE=$(2) >/dev/null
-	$(BIN)/cmake --build build/$(1) --parallel $(JOBS)
+	$(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=None \
+	  -DWINDLASS_SANITIZE=$(2) $(3) >/dev/null
+	$(BIN)/cmake --build build/$(1) --target core_test --parallel $(JOBS)
 endef
 
 asan: $(VENV)/base ## the core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -80,14 +94,14 @@ tsan: $(VENV)/base ## the core's tests under ThreadSanitizer
 	build/tsan/core_test --accurate
 
 asan-short: $(VENV)/base
-	$(call sanitized,asan,address$(comma)undefined)
-	build/asan/core_test
-	@! WINDLASS_BREAK=bounds build/asan/core_test decoders_read_any_mutated_frame >/dev/null 2>&1 \
+	$(call sanitized,asan-short,address$(comma)undefined,-DWINDLASS_WIDE_ISAS=OFF)
+	build/asan-short/core_test
+	@! WINDLASS_BREAK=bounds build/asan-short/core_test decoders_read_any_mutated_frame >/dev/null 2>&1 \
 	  || { echo "S6 did not turn red: a decoder that reads beyond its end went unnoticed"; exit 1; }
 
 tsan-short: $(VENV)/base
-	$(call sanitized,tsan,thread)
-	build/tsan/core_test
+	$(call sanitized,tsan-short,thread,-DWINDLASS_WIDE_ISAS=OFF -DWINDLASS_TESTS_WITHOUT="rule|query|wire|session|table")
+	build/tsan-short/core_test
 
 comma := ,
 

@@ -1,13 +1,20 @@
-"""What all tests share: the option --accurate, server processes, and a cluster that closes.
+"""What all tests share: which cases run when, server processes, and a cluster that closes.
 
-A test that takes `cluster` runs three times: inside the process, over TCP, and over Unix sockets with memory that is
-shared, each of those with two server processes. One that can only be about the engine inside the process says why with
-a mark, which drops the others: ``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or
-one case of a parametrised test.
+A test that takes `cluster` has each of its cases three times: inside the process, over TCP, and over Unix sockets with
+memory that is shared, each of those with two server processes. All cases run inside the process; over each kind of
+socket some of them do, one in eight and at least one of each function, and all of them with --accurate. A test that can
+only be about the engine inside the process says why with a mark, which drops the others:
+``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or one case of a parametrised test.
+
+Tests run beside each other (``make test``). One that measures the machine, or that the others would disturb, says so
+with a mark, and runs by itself: ``@pytest.mark.alone("measures the memory of a server")``.
 """
 
+import collections
 import contextlib
+import hashlib
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +26,7 @@ import windlass as wl
 from windlass.testing import Servers
 
 TRANSPORTS = ["embedded", "tcp", "unix"]
+ONE_IN = 8  # of the cases of a function, over each kind of socket, unless all are asked for
 SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
 ALWAYS = {"deadline": None, "print_blob": True, "database": None}
@@ -27,7 +35,7 @@ hypothesis.settings.register_profile("accurate", max_examples=1500, stateful_ste
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--accurate", action="store_true", help="also run the long forms of tests")
+    parser.addoption("--accurate", action="store_true", help="also run the long forms of tests, and all their cases")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,21 +44,61 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not only_embedded(item)]
+    for item in items:
+        mark = item.get_closest_marker("alone")
+        if mark is not None:
+            reason_of(mark, item)
     if config.getoption("--accurate"):
         return
+    passed_over = passed_over_of(items)
+    if passed_over:
+        config.hook.pytest_deselected(items=[item for item in items if item in passed_over])
+        items[:] = [item for item in items if item not in passed_over]
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="the long form; runs with --accurate"))
 
 
+def passed_over_of(items: list[pytest.Item]) -> set[pytest.Item]:
+    """The cases over sockets that only run with --accurate.
+
+    A hash of its name decides about a case: the choice is the same everywhere, and spread over the parameters.
+    """
+    cases: dict[tuple[str, str], list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if (kind := transport_of(item)) in ("tcp", "unix"):
+            cases[item.nodeid.partition("[")[0], kind].append(item)
+    found: set[pytest.Item] = set()
+    for some in cases.values():
+        some.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+        found.update(some[max(1, len(some) // ONE_IN) :])
+    return found
+
+
+def transport_of(item: pytest.Item) -> str | None:
+    """How this case reaches its servers; None of a test that does not take `transport`."""
+    return item.callspec.params.get("transport") if hasattr(item, "callspec") else None
+
+
+def reason_of(mark: pytest.Mark, item: pytest.Item) -> str:
+    """Marks that make an exception say why."""
+    if len(mark.args) != 1 or not isinstance(mark.args[0], str):
+        raise pytest.UsageError(f"{item.nodeid}: the mark `{mark.name}` needs a reason")
+    return mark.args[0]
+
+
 def only_embedded(item: pytest.Item) -> bool:
     """Whether this is a run with servers of a test that is not about them."""
     mark = item.get_closest_marker("embedded")
-    if mark is None:
-        return False
-    if len(mark.args) != 1 or not isinstance(mark.args[0], str):
-        raise pytest.UsageError(f"{item.nodeid}: the mark `embedded` needs a reason")
-    return item.callspec.params.get("transport") in ("tcp", "unix") if hasattr(item, "callspec") else False
+    return mark is not None and bool(reason_of(mark, item)) and transport_of(item) in ("tcp", "unix")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_run_folder() -> Iterator[None]:
+    """Runs that tests start are kept apart from those of the user, and of tests beside them."""
+    with tempfile.TemporaryDirectory(prefix="wl-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture

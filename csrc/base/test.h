@@ -19,6 +19,19 @@ void fail(const char* file, int line, const std::string& what);
 bool accurate();  // --accurate: the long forms
 uint64_t seed();  // --seed=N: where random tests start; a failure names it
 
+// Builds for sanitizers are slow, most of all for threads, and their memory says little of ours. What is about logic
+// alone runs in full in the release build, and for a while under them.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true, kUnderTsan = true;
+inline constexpr uint64_t kSlowness = 10;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true, kUnderTsan = false;
+inline constexpr uint64_t kSlowness = 2;
+#else
+inline constexpr bool kSanitized = false, kUnderTsan = false;
+inline constexpr uint64_t kSlowness = 1;
+#endif
+
 struct Register {
   Register(const char* name, void (*run)()) { cases().push_back({name, run}); }
 };

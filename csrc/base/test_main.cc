@@ -1,3 +1,6 @@
+// core_test [--accurate] [--seed=N] [--slowest=N] [part of a name]
+#include <algorithm>
+#include <chrono>
 #include <cinttypes>
 #include <cstdlib>
 #include <cstring>
@@ -29,24 +32,33 @@ uint64_t seed() { return g_seed; }
 int main(int argc, char** argv) {
   using namespace windlass::test;
   const char* only = nullptr;
+  size_t slowest = 0;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--accurate") == 0) {
       g_accurate = true;
     } else if (std::strncmp(argv[i], "--seed=", 7) == 0) {
       g_seed = std::strtoull(argv[i] + 7, nullptr, 10);
+    } else if (std::strncmp(argv[i], "--slowest=", 10) == 0) {
+      slowest = std::strtoull(argv[i] + 10, nullptr, 10);
     } else {
       only = argv[i];
     }
   }
   int passed = 0, failed = 0;
+  std::vector<std::pair<double, const char*>> took;
   for (const Case& c : cases()) {
     if (only != nullptr && std::strstr(c.name, only) == nullptr) continue;
     const int before = g_failures;
+    const auto begun = std::chrono::steady_clock::now();
     c.run();
+    took.emplace_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(), c.name);
     const bool ok = g_failures == before;
     ok ? ++passed : ++failed;
     if (!ok) std::fprintf(stderr, "FAILED %s (--seed=%" PRIu64 ")\n", c.name, g_seed);
   }
+  std::sort(took.rbegin(), took.rend());
+  for (size_t i = 0; i < std::min(slowest, took.size()); ++i)
+    std::printf("%7.2f s  %s\n", took[i].first, took[i].second);
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 && passed > 0 ? 0 : 1;
 }

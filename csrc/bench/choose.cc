@@ -8,7 +8,7 @@ namespace windlass {
 namespace baseline {
 extern const Loops kLoops;
 }
-#if defined(__x86_64__)
+#if defined(WL_WIDE_ISAS)
 namespace avx2 {
 extern const Loops kLoops;
 }
@@ -18,7 +18,7 @@ extern const Loops kLoops;
 #endif
 
 const Loops& loops() {
-#if defined(__x86_64__)
+#if defined(WL_WIDE_ISAS)
   const std::string_view isa = kernels().isa;
   if (isa == "avx512") return avx512::kLoops;
   if (isa == "avx2") return avx2::kLoops;

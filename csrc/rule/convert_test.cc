@@ -5,7 +5,6 @@
 namespace windlass {
 namespace {
 
-using test::every_isa;
 using test::number_of;
 using test::same_bits;
 
@@ -51,7 +50,7 @@ std::vector<uint16_t> every_pattern() {
 void check_rounding(const Half& half, const std::vector<float>& numbers) {
   std::vector<uint16_t> want(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i) want[i] = half.encode(numbers[i]);
-  for (const Kernels* k : every_isa()) {
+  for (const Kernels* k : every_kernels()) {
     std::vector<uint16_t> got(numbers.size());
     k->from_f32(half.dtype, numbers.data(), got.data(), numbers.size());
     CHECK(same_bits(got, want));
@@ -63,7 +62,7 @@ void check_rounding(const Half& half, const std::vector<float>& numbers) {
 TEST(every_half_pattern_has_its_value) {
   const std::vector<uint16_t> all = every_pattern();
   for (const Half& half : kHalves) {
-    for (const Kernels* k : every_isa()) {
+    for (const Kernels* k : every_kernels()) {
       std::vector<float> values(all.size());
       k->to_f32(half.dtype, all.data(), values.data(), all.size());
       size_t wrong = 0;
@@ -79,7 +78,7 @@ TEST(every_half_pattern_has_its_value) {
 TEST(every_half_pattern_survives_the_way_there_and_back) {
   const std::vector<uint16_t> all = every_pattern();
   for (const Half& half : kHalves) {
-    for (const Kernels* k : every_isa()) {
+    for (const Kernels* k : every_kernels()) {
       std::vector<float> values(all.size());
       std::vector<uint16_t> back(all.size());
       k->to_f32(half.dtype, all.data(), values.data(), all.size());
@@ -130,7 +129,7 @@ TEST(a_nan_stays_a_nan) {
   std::vector<float> nans = {number_of(0x7F800001u), number_of(0xFF800001u), number_of(0x7FFFFFFFu), NAN, -NAN};
   while (nans.size() < 4000) nans.push_back(number_of(static_cast<uint32_t>(random.next()) | 0x7F800001u));
   for (const Half& half : kHalves) {
-    for (const Kernels* k : every_isa()) {
+    for (const Kernels* k : every_kernels()) {
       std::vector<uint16_t> got(nans.size());
       k->from_f32(half.dtype, nans.data(), got.data(), nans.size());
       for (const uint16_t h : got) CHECK(half.is_nan(h));
@@ -151,9 +150,9 @@ TEST(conversions_give_the_same_bits_at_any_length_and_place) {
       const void* in = wide ? static_cast<const void*>(floats.data() + from) : halves.data() + from;
       std::vector<float> first_out(400, 7.0f);
       std::vector<uint16_t> first_back(800, 7);
-      every_isa()[0]->to_f32(dtype, in, first_out.data() + to, n);
-      every_isa()[0]->from_f32(dtype, floats.data() + from, first_back.data() + 2 * to, n);
-      for (const Kernels* k : every_isa()) {
+      every_kernels()[0]->to_f32(dtype, in, first_out.data() + to, n);
+      every_kernels()[0]->from_f32(dtype, floats.data() + from, first_back.data() + 2 * to, n);
+      for (const Kernels* k : every_kernels()) {
         std::vector<float> out(400, 7.0f);
         std::vector<uint16_t> back(800, 7);
         k->to_f32(dtype, in, out.data() + to, n);
@@ -186,7 +185,7 @@ TEST(finite_sees_one_bad_number_anywhere) {
     for (const size_t n : {1, 2, 15, 33, 70, 129}) {
       std::vector<std::byte> numbers((n + 1) * size);  // from the second on: not where a vector would start
       for (size_t i = 0; i <= n; ++i) std::memcpy(&numbers[i * size], &c.good[i % 3], size);
-      for (const Kernels* k : every_isa()) {
+      for (const Kernels* k : every_kernels()) {
         CHECK(k->finite(c.dtype, &numbers[size], n));
         CHECK(k->finite(c.dtype, &numbers[size], 0));
         for (size_t i = 0; i <= n && c.dtype != Dtype::kInt64; ++i) {

@@ -8,7 +8,6 @@
 namespace windlass {
 namespace {
 
-using test::every_isa;
 using test::same_bits;
 
 std::vector<unsigned char> noise(test::Random& random, size_t bytes) {
@@ -22,7 +21,7 @@ std::vector<unsigned char> noise(test::Random& random, size_t bytes) {
 TEST(a_streamed_copy_is_a_copy_at_any_length_and_place) {
   test::Random random(test::seed());
   const std::vector<unsigned char> in = noise(random, 5000), before = noise(random, 5000);
-  for (const Kernels* k : every_isa()) {
+  for (const Kernels* k : every_kernels()) {
     for (int i = 0; i < 3000; ++i) {
       const size_t bytes = i < 400 ? static_cast<size_t>(i) : random.below(4800);
       const size_t from = random.below(130), to = random.below(130);
@@ -51,7 +50,7 @@ TEST(rows_are_copied_wherever_they_lie_and_nothing_else_is) {
         const size_t size = n * (dim + shift) + 64;
         std::vector<float> want(size, 7.0f);
         for (size_t r = 0; r < n; ++r) std::memcpy(&want[16 + to[r]], from[r], dim * sizeof(float));
-        for (const Kernels* k : every_isa()) {
+        for (const Kernels* k : every_kernels()) {
           for (const bool past_cache : {false, true}) {
             std::unique_ptr<float[], void (*)(void*)> out(
                 static_cast<float*>(std::aligned_alloc(64, (size * 4 + 63) / 64 * 64)), std::free);

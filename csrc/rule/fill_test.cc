@@ -6,7 +6,6 @@
 namespace windlass {
 namespace {
 
-using test::every_isa;
 using test::same_bits;
 
 constexpr Init kInits[] = {{InitKind::kZeros, 0, 0},
@@ -50,8 +49,8 @@ TEST(initial_values_are_the_same_bits_on_every_instruction_set) {
   for (const Init& init : kInits) {
     for (const size_t n : {0, 1, 3, 15, 16, 17, 100, 1003}) {
       const uint64_t seed = random.next(), first = random.next() >> (24 + random.below(30));
-      const std::vector<float> want = filled(*every_isa()[0], init, seed, first, n);
-      for (const Kernels* k : every_isa()) CHECK(same_bits(filled(*k, init, seed, first, n), want));
+      const std::vector<float> want = filled(*every_kernels()[0], init, seed, first, n);
+      for (const Kernels* k : every_kernels()) CHECK(same_bits(filled(*k, init, seed, first, n), want));
     }
   }
 }

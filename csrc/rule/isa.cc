@@ -1,7 +1,8 @@
-// Chooses the kernels for this machine.
+// Chooses the kernels for this machine. WL_WIDE_ISAS: this build has those for AVX2 and AVX-512 (CMakeLists.txt).
 #include <cmath>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "rule/kernels.h"
 
@@ -17,7 +18,7 @@ Hyper Hyper::corrected(uint64_t updates) const {
 namespace baseline {
 extern const Kernels kKernels;
 }
-#if defined(__x86_64__)
+#if defined(WL_WIDE_ISAS)
 namespace avx2 {
 extern const Kernels kKernels;
 }
@@ -38,7 +39,7 @@ struct Candidate {
 const Candidate* candidates(size_t* count) {
   static const Candidate all[] = {
       {"baseline", &baseline::kKernels, true},
-#if defined(__x86_64__)
+#if defined(WL_WIDE_ISAS)
       {"avx2", &avx2::kKernels, __builtin_cpu_supports("avx2") != 0},
       {"avx512", &avx512::kKernels,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -71,6 +72,16 @@ const Kernels& kernels() {
     return k;
   }();
   return chosen;
+}
+
+std::vector<const Kernels*> every_kernels() {
+  size_t n = 0;
+  const Candidate* all = candidates(&n);
+  std::vector<const Kernels*> here;
+  for (size_t i = 0; i < n; ++i) {
+    if (all[i].here) here.push_back(all[i].kernels);
+  }
+  return here;
 }
 
 const RuleKernels& kernels(RuleKind kind) { return kernels().rules[static_cast<size_t>(kind)]; }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "base/vector_op.h"
@@ -101,6 +102,7 @@ struct Kernels {
 
 const Kernels& kernels();  // the chosen ones
 const RuleKernels& kernels(RuleKind kind);
+std::vector<const Kernels*> every_kernels();  // of this build, those that this machine can run; the baseline first
 
 // "" when WINDLASS_ISA is unset or names a set this machine has, else what is wrong with it.
 std::string isa_complaint();

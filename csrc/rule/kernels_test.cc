@@ -7,7 +7,6 @@ namespace windlass {
 namespace {
 
 using test::any_numbers;
-using test::every_isa;
 using test::same_bits;
 
 // One dense object and what a few updates make of it.
@@ -97,10 +96,10 @@ TEST(dense_updates_give_the_same_bits_on_every_instruction_set) {
         const Object fresh(random, n, row);
         Object first = fresh;
         for (const Output output : {Output::kNone, Output::kCached, Output::kStreamed, Output::kOverGradient}) {
-          for (const Kernels* k : every_isa()) {
+          for (const Kernels* k : every_kernels()) {
             Object o = fresh;
             update(*k, kind, test::hyper_of(kind, variant), skip, output, &o);
-            if (k == every_isa()[0]) first = o;
+            if (k == every_kernels()[0]) first = o;
             CHECK(o.same(first));
             if (output == Output::kNone) continue;
             for (size_t i = skip; i < n; ++i) CHECK(std::memcmp(&o.out[i], &o.w[i], 4) == 0);
@@ -115,7 +114,7 @@ TEST(an_output_changes_no_weight) {
   test::Random random(test::seed());
   for (const RuleKind kind : our_rules()) {
     const Object fresh(random, 300, 1);
-    for (const Kernels* k : every_isa()) {
+    for (const Kernels* k : every_kernels()) {
       Object without = fresh, with = fresh;
       update(*k, kind, test::hyper_of(kind, 1), 5, Output::kNone, &without);
       for (const Output output : {Output::kCached, Output::kStreamed}) {
@@ -134,11 +133,11 @@ TEST(row_updates_give_the_same_bits_on_every_instruction_set) {
       for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
         const Some fresh(random, 1 + random.below(60), dim);
         Some first = fresh;
-        for (const Kernels* k : every_isa()) {
+        for (const Kernels* k : every_kernels()) {
           Some some = fresh;
           some.update(*k, kind, test::hyper_of(kind, variant), dim);
           some.update(*k, kind, test::hyper_of(kind, variant), dim);
-          if (k == every_isa()[0]) first = some;
+          if (k == every_kernels()[0]) first = some;
           CHECK(some.same(first));
           for (size_t r = 0; r < some.w.size(); ++r) CHECK_EQ(some.head(r)->touched, 77u);
         }
@@ -153,7 +152,7 @@ TEST(a_row_update_is_the_dense_update_of_its_count) {
   for (const RuleKind kind : our_rules()) {
     const Hyper hyper = test::hyper_of(kind, 3);
     for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
-      for (const Kernels* k : every_isa()) {
+      for (const Kernels* k : every_kernels()) {
         Some rows(random, 20, dim);
         Some dense = rows;
         rows.update(*k, kind, hyper, dim);
@@ -185,8 +184,8 @@ TEST(wide_dtypes_give_the_same_bits_on_every_instruction_set) {
       for (uint64_t& x : g) x = random.next();
       std::vector<double> wide_w(n), wide_g(n);
       for (size_t i = 0; i < n; ++i) wide_w[i] = test::any_number(random), wide_g[i] = test::any_number(random);
-      const RuleKernels& first = every_isa()[0]->rules[static_cast<size_t>(kind)];
-      for (const Kernels* k : every_isa()) {
+      const RuleKernels& first = every_kernels()[0]->rules[static_cast<size_t>(kind)];
+      for (const Kernels* k : every_kernels()) {
         const RuleKernels& rule = k->rules[static_cast<size_t>(kind)];
         std::vector<uint64_t> a = w, b = w;
         rule.dense_i64({}, Dense{.w = a.data() + 1, .g = g.data() + 1, .n = n - 1});
@@ -213,7 +212,7 @@ TEST(gradients_combine_the_same_on_every_instruction_set) {
         if (how == Combine::kMin) want[i] = g[i] < into[i] ? g[i] : into[i];
         if (how == Combine::kLast) want[i] = g[i];
       }
-      for (const Kernels* k : every_isa()) {
+      for (const Kernels* k : every_kernels()) {
         std::vector<float> got = into;
         k->combine(how, got.data() + 1, g.data() + 1, n);
         CHECK(same_bits(got, want));
@@ -229,7 +228,7 @@ TEST(a_mean_divides_the_same_on_every_instruction_set) {
     const float by = static_cast<float>(1 + random.below(1000));
     std::vector<float> want = into;
     for (size_t i = 1; i <= n; ++i) want[i] = into[i] / by;
-    for (const Kernels* k : every_isa()) {
+    for (const Kernels* k : every_kernels()) {
       std::vector<float> got = into;
       k->divide(got.data() + 1, by, n);
       CHECK(same_bits(got, want));
@@ -240,7 +239,7 @@ TEST(a_mean_divides_the_same_on_every_instruction_set) {
 TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
   test::Random random(test::seed());
   for (size_t rule = 0; rule < test::kRules; ++rule) {
-    if (every_isa()[0]->rules[rule].mean == nullptr) continue;
+    if (every_kernels()[0]->rules[rule].mean == nullptr) continue;
     for (const size_t n : {1, 3, 17, 64, 128, 1001}) {
       for (const size_t n_terms : {1, 2, 3, 5}) {
         std::vector<std::vector<float>> gradients;
@@ -260,7 +259,7 @@ TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
             for (size_t t = 1; t < n_terms; ++t) sum[i] += terms[t].weight * terms[t].g[i];
             sum[i] /= by;
           }
-          for (const Kernels* k : every_isa()) {
+          for (const Kernels* k : every_kernels()) {
             const RuleKernels& r = k->rules[rule];
             const Step step = r.prepare(hyper, 3);
             std::vector<float> steps(n);
@@ -302,9 +301,9 @@ TEST(a_mean_at_once_is_the_same_as_one_in_steps) {
 }
 
 TEST(layouts_and_names_do_not_depend_on_the_instruction_set) {
-  for (const Kernels* k : every_isa()) {
+  for (const Kernels* k : every_kernels()) {
     for (size_t rule = 0; rule < test::kRules; ++rule) {
-      const RuleKernels &a = k->rules[rule], &b = every_isa()[0]->rules[rule];
+      const RuleKernels &a = k->rules[rule], &b = every_kernels()[0]->rules[rule];
       CHECK(std::strcmp(a.name, b.name) == 0);
       CHECK(std::memcmp(&a.layout, &b.layout, sizeof a.layout) == 0);
       CHECK_EQ(a.dense_f64 != nullptr, a.layout.any_dtype);

@@ -1,4 +1,4 @@
-// What the tests of kernels share: the copies of them that this machine can run, and numbers to run them on.
+// What the tests of kernels share: numbers and hyperparameters to run them on.
 #pragma once
 
 #include <cstring>
@@ -9,31 +9,7 @@
 
 namespace windlass {
 
-namespace baseline {
-extern const Kernels kKernels;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const Kernels kKernels;
-}
-namespace avx512 {
-extern const Kernels kKernels;
-}
-#endif
-
 namespace test {
-
-// Baseline first.
-inline std::vector<const Kernels*> every_isa() {
-  std::vector<const Kernels*> all = {&baseline::kKernels};
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) all.push_back(&avx2::kKernels);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
-    all.push_back(&avx512::kKernels);
-#endif
-  return all;
-}
 
 inline float number_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 

@@ -5,7 +5,6 @@
 namespace windlass {
 namespace {
 
-using test::every_isa;
 using test::same_bits;
 
 constexpr Reduce kAll[] = {Reduce::kSum, Reduce::kSquares, Reduce::kAbsolutes, Reduce::kNonzero,
@@ -49,8 +48,8 @@ void check(const std::vector<T>& numbers, Dtype dtype, double tolerance) {
   for (const size_t dim : kDims) {
     const Some<T> some(numbers, dim);
     for (const Reduce what : kAll) {
-      const std::vector<double> want = some.reduced(*every_isa()[0], what, dtype, dim);
-      for (const Kernels* k : every_isa()) CHECK(same_bits(some.reduced(*k, what, dtype, dim), want));
+      const std::vector<double> want = some.reduced(*every_kernels()[0], what, dtype, dim);
+      for (const Kernels* k : every_kernels()) CHECK(same_bits(some.reduced(*k, what, dtype, dim), want));
       for (size_t r = 0; r < want.size(); ++r) {
         const double oracle = naive(what, static_cast<const T*>(some.rows[r]), dim);
         const bool rounded = what == Reduce::kSum || what == Reduce::kSquares || what == Reduce::kAbsolutes;
@@ -85,7 +84,7 @@ TEST(a_nan_anywhere_is_the_smallest_and_the_largest_and_is_no_zero) {
       std::vector<float> row(dim, 1.0f);
       row[at] = NAN;
       const void* const p = row.data();
-      for (const Kernels* k : every_isa()) {
+      for (const Kernels* k : every_kernels()) {
         double out = 0;
         for (const Reduce what : {Reduce::kMin, Reduce::kMax, Reduce::kAbsMax, Reduce::kSum}) {
           k->reduce(what, Dtype::kFloat32, &p, 1, dim, &out);

@@ -122,7 +122,7 @@ TEST(every_rule_follows_its_formula) {
   for (const RuleKind kind : our_rules()) {
     for (int variant = 0; variant < test::kVariants; ++variant) {
       const Hyper hyper = test::hyper_of(kind, variant);
-      for (const Kernels* k : test::every_isa()) {
+      for (const Kernels* k : every_kernels()) {
         const RuleKernels& kernels = k->rules[static_cast<size_t>(kind)];
         std::vector<float> w(kNumbers), state[limits::kRuleVectorsMax] = {w, w, w}, scalars(1);
         for (float& x : w) x = random.unit() - 0.5f;
@@ -167,7 +167,7 @@ TEST(nadams_products_are_those_of_all_its_factors) {
       const auto mu = [&](int t) { return beta1 * (1 - 0.5 * std::pow(0.96, t * decay)); };
       for (int t = 1; t <= 3000; ++t) {
         product *= mu(t);
-        for (const Kernels* k : test::every_isa()) {
+        for (const Kernels* k : every_kernels()) {
           const Step step = k->rules[static_cast<size_t>(RuleKind::kNAdam)].prepare(
               {{1.0, beta1, 0.999, 0.0, 0.0, decay}}, static_cast<uint64_t>(t));
           const double of_d = (1 - mu(t)) / (1 - product), of_m = mu(t + 1) / (1 - product * mu(t + 1));
@@ -197,7 +197,7 @@ TEST(numbers_that_make_no_sense_end_nothing) {
 
 TEST(integers_wrap_around_and_a_nan_wins_the_maximum_and_the_minimum) {
   int64_t w = INT64_MAX, one = 1;
-  for (const Kernels* k : test::every_isa()) {
+  for (const Kernels* k : every_kernels()) {
     w = INT64_MAX;
     k->rules[static_cast<size_t>(RuleKind::kSum)].dense_i64({}, Dense{.w = &w, .g = &one, .n = 1});
     CHECK_EQ(w, INT64_MIN);

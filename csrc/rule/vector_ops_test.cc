@@ -7,7 +7,6 @@ namespace windlass {
 namespace {
 
 using test::any_number;
-using test::every_isa;
 using test::same_bits;
 
 constexpr VectorOp kWrites[] = {VectorOp::kAxpy, VectorOp::kScale,    VectorOp::kCopy,
@@ -64,7 +63,7 @@ void check_writes(test::Random& random) {
     for (const VectorOp op : kWrites) {
       for (const bool self : {false, true}) {
         std::vector<T> first;
-        for (const Kernels* k : every_isa()) {
+        for (const Kernels* k : every_kernels()) {
           std::vector<T> got = y;
           k->vector(op, dtype_of<T>(), got.data() + skip, self ? got.data() + skip : x.data() + skip, bits_of(a), n);
           for (size_t i = 0; i < skip + n; ++i) {
@@ -100,7 +99,7 @@ void check_dots(test::Random& random) {
     for (T& v : y) v = static_cast<T>(random.unit() * 2 - 1);
     for (T& v : x) v = static_cast<T>(random.unit() * 2 - 1);
     const double want = dot_by_lanes(y.data() + skip, x.data() + skip, n);
-    for (const Kernels* k : every_isa())
+    for (const Kernels* k : every_kernels())
       CHECK_EQ(k->dot(dtype_of<T>(), y.data() + skip, x.data() + skip, n), std::bit_cast<uint64_t>(want));
   }
 }
@@ -125,7 +124,7 @@ TEST(a_dot_product_of_int64_wraps_around) {
   const std::vector<int64_t> y = some<int64_t>(random, 1000), x = some<int64_t>(random, 1000);
   uint64_t want = 0;
   for (size_t i = 0; i < y.size(); ++i) want += static_cast<uint64_t>(y[i]) * static_cast<uint64_t>(x[i]);
-  for (const Kernels* k : every_isa()) CHECK_EQ(k->dot(Dtype::kInt64, y.data(), x.data(), y.size()), want);
+  for (const Kernels* k : every_kernels()) CHECK_EQ(k->dot(Dtype::kInt64, y.data(), x.data(), y.size()), want);
 }
 
 }  // namespace windlass

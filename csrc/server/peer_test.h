@@ -22,18 +22,6 @@
 
 namespace windlass::test {
 
-// Builds for sanitizers are slow, most of all for threads, and their memory says little of ours.
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-inline constexpr uint64_t kSlowness = 10;
-#elif defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-inline constexpr uint64_t kSlowness = 2;
-#else
-inline constexpr bool kSanitized = false;
-inline constexpr uint64_t kSlowness = 1;
-#endif
-
 inline constexpr int64_t kMsNs = 1'000'000;
 inline int64_t after_ms(int64_t ms) { return os::now_ns() + ms * kMsNs; }
 

@@ -489,7 +489,7 @@ class World {
   std::vector<std::shared_ptr<Connection>> connections_;  // as the server sees them
 };
 
-uint64_t seeds() { return test::accurate() ? 5000 : 80; }
+uint64_t seeds() { return test::accurate() ? 5000 : test::kUnderTsan ? 20 : 80; }
 
 }  // namespace
 

@@ -81,7 +81,7 @@ void check_against_oracle(RuleKind kind, uint32_t dim, test::Random& random) {
   Tabled t(spec);
   Oracle oracle{spec, {}};
   const uint64_t range = 3000;
-  for (int step = 0; step < (test::accurate() ? 120 : 15); ++step) {
+  for (int step = 0; step < (test::accurate() ? 120 : test::kUnderTsan ? 3 : test::kSanitized ? 8 : 15); ++step) {
     const std::vector<uint64_t> keys = random_keys(random, 1 + random.below(1500), random.below(2) == 0 ? range : 20);
     const std::vector<float> initial = t.read(keys, false);
     for (size_t i = 0; i < keys.size(); ++i) {

@@ -82,7 +82,9 @@ def test_only_loopback_and_unix_count_as_loopback(text: str, loopback: bool):
     assert Address.parse(text).loopback is loopback
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:0", "[::1]:0", "localhost:0", f"unix:@windlass-test-{os.getpid()}"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:0", "[::1]:0", "localhost:0", pytest.param(f"unix:@windlass-test-{os.getpid()}", id="unix")]
+)
 def test_who_dials_reaches_who_listens(text: str):
     with listen(Address.parse(text), 8) as listener:
         address = bound_to(listener)
@@ -130,7 +132,7 @@ def test_a_name_that_nobody_knows_is_a_lost_server(monkeypatch: pytest.MonkeyPat
         dial(Address.parse("nowhere:4000"), soon())
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:0", f"unix:@windlass-test-full-{os.getpid()}"])
+@pytest.mark.parametrize("text", ["127.0.0.1:0", pytest.param(f"unix:@windlass-test-full-{os.getpid()}", id="unix")])
 def test_a_server_that_accepts_nobody_is_waited_for_until_the_deadline_only(text: str):
     with listen(Address.parse(text), 0) as listener, dial(bound_to(listener), soon()):
         start = time.monotonic()
@@ -149,7 +151,7 @@ def test_port_zero_cannot_be_dialled():
         dial(Address.parse("127.0.0.1:0"), soon())
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:0", f"unix:@windlass-test-twice-{os.getpid()}"])
+@pytest.mark.parametrize("text", ["127.0.0.1:0", pytest.param(f"unix:@windlass-test-twice-{os.getpid()}", id="unix")])
 def test_an_address_in_use_is_refused_by_name(text: str):
     with (
         listen(Address.parse(text), 1) as listener,

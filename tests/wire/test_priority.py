@@ -7,10 +7,11 @@ import pytest
 from helpers import new_app
 
 import windlass as wl
-from windlass.testing import Proxy, Servers
+from windlass.testing import Faults, Proxy, Servers
 
 LARGE = 4 << 20  # float32: 16 MiB, more than sockets hold
 SMALL = 64 << 10  # of the same lane
+FRAME_MS = 20  # that a frame takes on a slow link: the ends of large pushes are far apart, whoever wakes up first
 
 
 def order_of_ends(futures: dict[str, wl.Future[object]]) -> list[str]:
@@ -38,7 +39,7 @@ def test_a_small_request_of_high_priority_overtakes_large_ones_on_a_slow_link(
     monkeypatch.setenv("WINDLASS_TRANSPORT", "socket")
     with (
         Servers(1, kind="tcp", threads=2) as servers,
-        Proxy(servers.addresses[0]) as proxy,
+        Proxy(servers.addresses[0], Faults(delay=1, delay_ms=(FRAME_MS, FRAME_MS), directions="up")) as proxy,
         wl.connect(servers=[proxy.address], app=new_app(), timeout=60) as cluster,
     ):
         large = [cluster.tensor(f"large{i}", LARGE, rule=wl.Sum()) for i in range(4)]

@@ -404,12 +404,6 @@ class Checker {
   std::string wrong_;
 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSlow = true;
-#else
-constexpr bool kSlow = false;
-#endif
-
 struct Policy {
   const char* name;
   Sync sync;
@@ -424,13 +418,14 @@ const Policy kPolicies[] = {{"BSP", {.kind = Sync::kBsp}},
 
 TEST(every_order_of_events_in_a_small_world_keeps_the_promise_of_its_policy) {
   for (const Policy& policy : kPolicies) {
+    if (test::kSanitized && !test::accurate() && &policy != kPolicies) break;
     size_t states = 0;
     const uint32_t spare = policy.sync.rounds() ? policy.sync.number : 0;
     uint64_t waits = 0, repeats = 0, late = 0;
     for (const Crash crash : {kView, kReplace, kJoin}) {
       for (const bool fused : {true, false}) {
-        if (kSlow && spare != 0 && !fused) continue;
-        const bool few = spare == 0 && !kSlow && (crash == kView || (fused && crash == kReplace));
+        if (test::kSanitized && spare != 0 && !fused) continue;
+        const bool few = spare == 0 && !test::kSanitized && (crash == kView || (fused && crash == kReplace));
         const uint64_t clocks = few || test::accurate() ? 3 : 2;
         Checker checker({.sync = policy.sync, .crash = crash, .clocks = clocks, .fused = fused});
         states += checker.run();
