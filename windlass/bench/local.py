@@ -1,7 +1,7 @@
-"""``windlass bench local``: a server process on the same host, which uses the worker's arrays where they lie.
+"""``windlass bench local``: servers on the same host, which use the worker's arrays where they lie.
 
-The limits are those of ``bench core``: loops in this process that do the same to arrays of their own. They take turns
-with ours.
+First against bare servers, without a scheduler; then in clusters that ``windlass run`` makes, which is what users have
+(in_run.py). The limits are those of ``bench core``: loops in the process that measures, on arrays of their own.
 """
 
 import numpy as np
@@ -9,10 +9,12 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
+from windlass.bench import in_run
 from windlass.bench._crew import push_pull_crew, push_pulls_together
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import in_turns, timed
 from windlass.bench._work import (
+    KB,
     MB,
     Empty,
     bar_of,
@@ -30,6 +32,7 @@ from windlass.testing import Servers
 
 DIM = 64
 SMALL, SMALL_FLOATS = 200, 5_000  # tensors of 20 KB in a step
+SGD_SIZES = (64 * KB, 256 * KB, 1 * MB, 4 * MB, 16 * MB, 100 * MB)
 SIZES = (1 * MB, 16 * MB, 100 * MB)
 WHERE = "bare server"
 
@@ -37,8 +40,10 @@ WHERE = "bare server"
 def run(console: Console, rows: int, short: bool = False) -> Suite:
     """All figures; `rows` in the table (the bars are for 5 million). short: to see that it works, not how fast."""
     suite = Suite("local", console, MEASURED, short=short, detail=f"{rows / 1e6:g} M rows")
+    in_run.alone(suite, rows)
+    in_run.together(suite)
     with Servers(1, kind="unix") as servers, servers.connect(transport="arena") as cluster, own_arrays() as own:
-        for label, rule, sizes in (("SGD", wl.SGD(lr=1e-6), SIZES), ("Adam", wl.Adam(lr=1e-6), SIZES)):
+        for label, rule, sizes in (("SGD", wl.SGD(lr=1e-6), SGD_SIZES), ("Adam", wl.Adam(lr=1e-6), SIZES)):
             for size_bytes in sizes:
                 push_pull(suite, cluster, own, label, rule, size_bytes, where=WHERE, bar=bar_of(size_bytes))
         for size_bytes in SIZES:
