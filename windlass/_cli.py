@@ -114,6 +114,21 @@ def rules(json: Json = None, short: Short = False) -> None:
     _measure("rules", 0, json, short)
 
 
+@bench.command()
+def compare(
+    old: Annotated[pathlib.Path, typer.Argument(help="A file of a suite, or a folder of `bench all`.")],
+    new: Annotated[pathlib.Path, typer.Argument(help="The same, measured later.")],
+) -> None:
+    """What moved between two measurements by more than the noise that they saw."""
+    from windlass._errors import InvalidArgument
+    from windlass.bench.compare import compare as say_what_moved
+
+    try:
+        say_what_moved(old, new, typer.echo)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def main() -> None:
     """The entry point."""
     app()
