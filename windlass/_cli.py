@@ -114,6 +114,22 @@ def rules(json: Json = None, short: Short = False) -> None:
     _measure("rules", 0, json, short)
 
 
+@bench.command(name="all")
+def all_suites(
+    json: Annotated[pathlib.Path, typer.Option("--json", help="A folder for one file per suite.", file_okay=False)],
+    rows: Rows = ROWS,
+    short: Short = False,
+) -> None:
+    """Every suite, one after the other; the status is 1 if one of them failed."""
+    from windlass.bench.suites import run_all
+
+    _end_orderly()
+    failed = run_all(json, rows, short, typer.echo)
+    if failed:
+        typer.echo(f"windlass bench all: failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+
+
 @bench.command()
 def compare(
     old: Annotated[pathlib.Path, typer.Argument(help="A file of a suite, or a folder of `bench all`.")],
