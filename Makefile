@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | asan | tsan: each sets up what it needs.
+# make demo | test | lint | bench | figures | asan | tsan: each sets up what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) + 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs bench asan tsan asan-short tsan-short clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -69,14 +69,12 @@ format: $(VENV)/base ## put every file into form
 stubs: setup ## windlass/_core.pyi, from the bindings
 	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o windlass/_core.pyi
 
-bench: setup ## our figures beside limits and peers
-	$(BIN)/windlass bench core
-	$(BIN)/windlass bench wire
-	$(BIN)/windlass bench local
-	$(BIN)/windlass bench control
-	$(BIN)/windlass bench sync
-	$(BIN)/windlass bench train
-	$(BIN)/windlass bench rules
+bench: setup ## our figures beside limits and peers, into build/bench
+	$(BIN)/windlass bench all --json build/bench
+
+figures: setup ## the same into benchmarks/, and the tables of the README and the guides from it
+	$(BIN)/windlass bench all --json benchmarks
+	$(BIN)/python benchmarks/tables.py
 
 # sanitized(FOLDER, SANITIZERS, OPTIONS): builds the core's tests with them.
 define sanitized

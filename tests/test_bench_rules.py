@@ -12,7 +12,7 @@ OURS = ("windlass._rules", "windlass._optimizers")
 
 
 def test_the_short_form_has_every_rule():
-    figures = {figure.name: figure for figure in bench.run(Console(quiet=True), 0, quick=True).figures}
+    figures = {figure.name: figure for figure in bench.run(Console(quiet=True), 0, short=True).figures}
     for label in bench.RULES:
         for form, bar in (
             (f"push {label} 1 MB, {_core.cores()} threads", 0.8),

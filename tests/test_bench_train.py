@@ -15,7 +15,7 @@ def test_the_short_form_has_every_figure(tmp_path: Path):
     command = [sys.executable, "-m", "windlass", "bench", "train", "--short", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads(file.read_text())
+    figures = json.loads(file.read_text())["figures"]
     assert [f["name"] for f in figures] == [
         "MNIST CNN, 2 workers, BSP",
         "MNIST CNN, 2 workers, BSP, overlap",

@@ -2,7 +2,9 @@
 
 import importlib
 import pathlib
-from typing import Annotated
+import signal
+import sys
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +22,9 @@ app.add_typer(bench, name="bench")
 Json = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Also write the figures to this file.", dir_okay=False)
 ]
+Rows = Annotated[int, typer.Option(min=200_000, help="Rows in the tables; the bars are for 5 million.")]
+Short = Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")]
+ROWS = 5_000_000
 
 
 @app.callback()
@@ -44,71 +49,100 @@ def _bench() -> None:
     """Our figures beside limits and peers taken in the same run."""
 
 
-Rows = Annotated[int, typer.Option(min=200_000, help="Rows in the tables; the bars are for 5 million.")]
-
-
-def _measure(suite: str, rows: int, json: pathlib.Path | None, **how: bool) -> None:
+def _measure(suite: str, rows: int, json: pathlib.Path | None, short: bool) -> None:
     if json is not None and not json.parent.is_dir():
         raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
     from rich.console import Console
 
+    _end_orderly()
     console = Console()
     run = importlib.import_module(f"windlass.bench.{suite}").run
-    figures = run(console if console.is_terminal else Console(width=120), rows, **how)
+    figures = run(console if console.is_terminal else Console(width=160), rows, short)
     figures.show()
     if json is not None:
         figures.save(json)
 
 
+def _end_orderly() -> None:
+    """SIGTERM ends a measurement as Ctrl-C does: with all that it has started."""
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
 @bench.command()
-def core(json: Json = None, rows: Rows = 5_000_000) -> None:
+def core(json: Json = None, rows: Rows = ROWS, short: Short = False) -> None:
     """Tensors, tables and rules inside one process."""
-    _measure("core", rows, json)
+    _measure("core", rows, json, short)
 
 
 @bench.command()
-def wire(json: Json = None, rows: Rows = 5_000_000) -> None:
+def wire(json: Json = None, rows: Rows = ROWS, short: Short = False) -> None:
     """A server process over TCP loopback and Unix sockets."""
-    _measure("wire", rows, json)
+    _measure("wire", rows, json, short)
 
 
 @bench.command()
-def local(json: Json = None, rows: Rows = 5_000_000) -> None:
-    """A server process on the same host that shares memory with the worker."""
-    _measure("local", rows, json)
+def local(json: Json = None, rows: Rows = ROWS, short: Short = False) -> None:
+    """Servers on the same host that share memory with workers: bare ones, and those of `windlass run`."""
+    _measure("local", rows, json, short)
 
 
 @bench.command()
-def control(json: Json = None) -> None:
+def control(json: Json = None, short: Short = False) -> None:
     """Starting a cluster, gathering in it, and doing nothing in it."""
-    _measure("control", 0, json)
+    _measure("control", 0, json, short)
 
 
 @bench.command()
-def sync(
-    json: Json = None,
-    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
-) -> None:
+def sync(json: Json = None, short: Short = False) -> None:
     """Policies of consistency: uneven workers, the gate itself, and two workers in step."""
-    _measure("sync", 0, json, quick=short)
+    _measure("sync", 0, json, short)
 
 
 @bench.command()
-def train(
-    json: Json = None,
-    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
-) -> None:
+def train(json: Json = None, short: Short = False) -> None:
     """A network of two convolutions by two workers, beside DistributedDataParallel and plain torch."""
-    _measure("train", 0, json, quick=short)
+    _measure("train", 0, json, short)
 
 
 @bench.command()
-def rules(
-    json: Json = None,
-    short: Annotated[bool, typer.Option("--short", help="To see that it works, not how fast.")] = False,
-) -> None:
+def rules(json: Json = None, short: Short = False) -> None:
     """Every rule on a tensor and on a table, beside its kernel on plain arrays."""
-    _measure("rules", 0, json, quick=short)
+    _measure("rules", 0, json, short)
+
+
+@bench.command(name="all")
+def all_suites(
+    json: Annotated[pathlib.Path, typer.Option("--json", help="A folder for one file per suite.", file_okay=False)],
+    rows: Rows = ROWS,
+    short: Short = False,
+) -> None:
+    """Every suite, one after the other; the status is 1 if one of them failed."""
+    from windlass.bench.suites import run_all
+
+    _end_orderly()
+    failed = run_all(json, rows, short, typer.echo)
+    if failed:
+        typer.echo(f"windlass bench all: failed: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+
+
+@bench.command()
+def compare(
+    old: Annotated[pathlib.Path, typer.Argument(help="A file of a suite, or a folder of `bench all`.")],
+    new: Annotated[pathlib.Path, typer.Argument(help="The same, measured later.")],
+) -> None:
+    """What moved between two measurements by more than the noise that they saw."""
+    from windlass._errors import InvalidArgument
+    from windlass.bench.compare import compare as say_what_moved
+
+    try:
+        say_what_moved(old, new, typer.echo)
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def main() -> None:

@@ -105,7 +105,7 @@ class History {
   uint64_t drawn_ = 0;
 };
 
-double replay_ns(const Sync& sync, uint32_t workers, const std::vector<Event>& events) {
+double replay_seconds(const Sync& sync, uint32_t workers, const std::vector<Event>& events) {
   Gate gate = gate_of(sync, workers);
   uint64_t open = 0;
   const int64_t begun_ns = os::now_ns();
@@ -118,24 +118,24 @@ double replay_ns(const Sync& sync, uint32_t workers, const std::vector<Event>& e
     }
   }
   asm volatile("" : : "r"(open));  // it is used
-  return static_cast<double>(os::now_ns() - begun_ns);
+  return static_cast<double>(os::now_ns() - begun_ns) * 1e-9;
 }
 
 }  // namespace
 
-GateTime time_gate(const Sync& sync, uint32_t workers, size_t pulls, int repeats) {
+GateTimes time_gate(const Sync& sync, uint32_t workers, size_t pulls, int repeats) {
   const History history(sync, workers, pulls);
   std::vector<Event> once;
   for (const Event& e : history.events()) {
     if (e.kind == Event::kClose || e.kind == Event::kOpens) once.push_back(e);
   }
-  GateTime best{1e30, 1e30};
-  for (int r = 0; r < repeats; ++r) {
-    best.pull_ns = std::min(best.pull_ns, replay_ns(sync, workers, once));
-    best.asked_ns = std::min(best.asked_ns, replay_ns(sync, workers, history.events()));
-  }
   const auto count = static_cast<double>(std::max<size_t>(history.pulls(), 1));
-  return {best.pull_ns / count, best.asked_ns / count};
+  GateTimes times;
+  for (int r = 0; r < repeats; ++r) {
+    times.pull_seconds.push_back(replay_seconds(sync, workers, once) / count);
+    times.asked_seconds.push_back(replay_seconds(sync, workers, history.events()) / count);
+  }
+  return times;
 }
 
 }  // namespace windlass

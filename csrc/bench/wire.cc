@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,7 @@
 namespace windlass {
 namespace {
 
-constexpr size_t kPieces[] = {size_t{64} << 10, size_t{256} << 10, size_t{1} << 20};  // what is read at once
-constexpr size_t kPieceMax = size_t{1} << 20;
+constexpr size_t kPieceMax = size_t{1} << 20;  // what is read at once
 constexpr size_t kRoundTripMax = 4096;
 
 enum class Op : uint32_t { kPush, kPull, kRoundTrips };
@@ -171,17 +169,17 @@ Status ask(int fd, const Command& c) {
   return recv_all(fd, &ready, 1, 1);
 }
 
-// The best of `repeats`, the piece sizes taking turns.
-template <class Exchange>
-Status best_of(int fd, Command c, int repeats, double* seconds, Exchange exchange) {
+// Seconds of each of `repeats` exchanges; before(), such as an agreement with the other end, is not timed.
+template <class Before, class Exchange>
+Status each_of(int repeats, std::vector<double>* seconds, Before before, Exchange exchange) {
   if (repeats < 1) return Status(Code::kInvalidArgument, "bare socket: repeats must be at least 1");
-  *seconds = 1e30;
+  seconds->clear();
+  seconds->reserve(static_cast<size_t>(repeats));
   for (int r = 0; r < repeats; ++r) {
-    c.piece_bytes = kPieces[static_cast<size_t>(r) % std::size(kPieces)];
-    WL_RETURN_IF_ERROR(ask(fd, c));
+    WL_RETURN_IF_ERROR(before());
     const int64_t start = os::now_ns();
-    WL_RETURN_IF_ERROR(exchange(c.piece_bytes));
-    *seconds = std::min(*seconds, static_cast<double>(os::now_ns() - start) * 1e-9);
+    WL_RETURN_IF_ERROR(exchange());
+    seconds->push_back(static_cast<double>(os::now_ns() - start) * 1e-9);
   }
   return {};
 }
@@ -195,47 +193,47 @@ void pause(int64_t ns) {
 
 Status limit_wire_serve(int fd) { return Peer(fd).run(); }
 
-Status limit_wire_push(int fd, const float* g, size_t n, int repeats, double* seconds) {
-  const Command c{.op = Op::kPush, .bytes = n * sizeof(float)};
-  return best_of(fd, c, repeats, seconds, [&](size_t) -> Status {
+Status limit_wire_push(int fd, const float* g, size_t n, size_t piece_bytes, int repeats,
+                       std::vector<double>* seconds) {
+  const Command c{.op = Op::kPush, .bytes = n * sizeof(float), .piece_bytes = piece_bytes};
+  const auto agree = [&] { return ask(fd, c); };
+  return each_of(repeats, seconds, agree, [&]() -> Status {
     char done = 0;
     WL_RETURN_IF_ERROR(send_all(fd, g, c.bytes));
     return recv_all(fd, &done, 1, 1);
   });
 }
 
-Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, int repeats, double* seconds) {
+Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, size_t piece_bytes, int repeats,
+                       std::vector<double>* seconds) {
   const Command c{.op = Op::kPull, .bytes = n * sizeof(float), .request_bytes = request_bytes};
   const std::vector<char> request(request_bytes);
-  return best_of(fd, c, repeats, seconds, [&](size_t piece) -> Status {
+  const auto agree = [&] { return ask(fd, c); };
+  return each_of(repeats, seconds, agree, [&]() -> Status {
     WL_RETURN_IF_ERROR(send_all(fd, request.data(), request.size()));
-    return recv_all(fd, out, c.bytes, piece);
+    return recv_all(fd, out, c.bytes, piece_bytes);
   });
 }
 
-Status limit_wire_expect_round_trips(int fd, size_t bytes, int count, bool spinning) {
-  if (bytes == 0 || bytes > kRoundTripMax || count < 1)
+Status limit_wire_expect_round_trips(int fd, size_t bytes, int repeats, bool spinning) {
+  if (bytes == 0 || bytes > kRoundTripMax || repeats < 1)
     return Status(Code::kInvalidArgument, "bare socket: round trips are of 1 to 4096 bytes, and at least one");
-  const auto trips = static_cast<uint64_t>(count);
+  const auto trips = static_cast<uint64_t>(repeats);
   return ask(fd, {.op = Op::kRoundTrips, .spinning = spinning, .bytes = bytes, .count = trips});
 }
 
-Status limit_wire_round_trips(int fd, size_t bytes, int count, bool spinning, int64_t pause_ns, double* seconds) {
-  WL_RETURN_IF_ERROR(limit_wire_expect_round_trips(fd, bytes, count, spinning));
-  const auto trips = static_cast<uint64_t>(count);
+Status limit_wire_round_trips(int fd, size_t bytes, int repeats, bool spinning, int64_t pause_ns,
+                              std::vector<double>* seconds) {
+  WL_RETURN_IF_ERROR(limit_wire_expect_round_trips(fd, bytes, repeats, spinning));
   std::vector<char> data(bytes);
-  std::vector<int64_t> took(trips);
-  for (int64_t& ns : took) {
+  const auto rest = [&]() -> Status {
     if (pause_ns > 0) pause(pause_ns);
-    const int64_t start = os::now_ns();
+    return {};
+  };
+  return each_of(repeats, seconds, rest, [&]() -> Status {
     WL_RETURN_IF_ERROR(send_all(fd, data.data(), bytes));
-    WL_RETURN_IF_ERROR(recv_all(fd, data.data(), bytes, bytes, spinning));
-    ns = os::now_ns() - start;
-  }
-  const auto middle = took.begin() + static_cast<ptrdiff_t>(trips / 2);
-  std::nth_element(took.begin(), middle, took.end());
-  *seconds = static_cast<double>(*middle) * 1e-9;
-  return {};
+    return recv_all(fd, data.data(), bytes, bytes, spinning);
+  });
 }
 
 }  // namespace windlass

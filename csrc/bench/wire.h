@@ -5,13 +5,14 @@
 //   pull         request   ->  the weights, straight from where they are
 //   round trip   bytes     ->  as many bytes, both sides blocking or both spinning
 //
-// How much the receiving side reads at once can change the figure by half (TCP, 100 MB), and which is best depends on
-// the size and on the moment: pushes and pulls take turns with several, and the best counts. These files make their own
-// system calls, for these are what is measured.
+// How much the receiving side reads at once (the piece) can change the figure by half (TCP, 100 MB), and which is best
+// depends on the size: who measures tries several. These files make their own system calls, for these are what is
+// measured.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 
@@ -20,13 +21,15 @@ namespace windlass {
 // The other end, in a process of its own: does what it is asked for until the asking end closes the socket.
 Status limit_wire_serve(int fd);
 
-// The asking end. Seconds of the best of `repeats`, first byte out to last byte in; fd is a blocking socket.
-Status limit_wire_push(int fd, const float* g, size_t n, int repeats, double* seconds);
-Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, int repeats, double* seconds);
+// The asking end: seconds of each of `repeats`, first byte out to last byte in; fd is a blocking socket.
+Status limit_wire_push(int fd, const float* g, size_t n, size_t piece_bytes, int repeats, std::vector<double>* seconds);
+Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, size_t piece_bytes, int repeats,
+                       std::vector<double>* seconds);
 
-// Median seconds of `count` round trips of `bytes` each way, each after a pause.
-Status limit_wire_round_trips(int fd, size_t bytes, int count, bool spinning, int64_t pause_ns, double* seconds);
+// Round trips of `bytes` each way, each after a pause.
+Status limit_wire_round_trips(int fd, size_t bytes, int repeats, bool spinning, int64_t pause_ns,
+                              std::vector<double>* seconds);
 // Makes the other end ready for so many; the caller does this end.
-Status limit_wire_expect_round_trips(int fd, size_t bytes, int count, bool spinning);
+Status limit_wire_expect_round_trips(int fd, size_t bytes, int repeats, bool spinning);
 
 }  // namespace windlass

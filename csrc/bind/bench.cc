@@ -19,21 +19,26 @@
 namespace windlass::bind {
 namespace {
 
-// Seconds of the best of `repeats` runs of work(thread, threads), each started on all threads at once. The last thread
-// that comes to a meeting reads the time for all: one that noticed late could have missed what the others did
-// meanwhile.
+[[noreturn]] void wrong(const std::string& why) { throw StatusError{Status(Code::kInvalidArgument, why)}; }
+
+using Seconds = std::vector<double>;  // of every repeat
+
+// Seconds of each of `repeats` runs of work(thread, threads), each started on all threads at once. The last thread that
+// comes to a meeting reads the time for all: one that noticed late could have missed what the others did meanwhile.
 template <class Work>
-double best_of(int threads, int repeats, Work work) {
+Seconds each_of(int threads, int repeats, Work work) {
+  if (threads < 1 || repeats < 1) wrong("a limit: threads and repeats must be at least 1");
   nb::gil_scoped_release release;
   std::atomic<int> arrived{0};
   std::atomic<int> round{0};
   int64_t met_at = 0;
-  double best = 1e30;
+  Seconds seconds;
+  seconds.reserve(static_cast<size_t>(repeats));
   const auto meet = [&](int* my_round) {
     const int next = ++*my_round;
     if (arrived.fetch_add(1) + 1 == threads) {
       const int64_t before = std::exchange(met_at, os::now_ns());
-      if (next % 2 == 0) best = std::min(best, static_cast<double>(met_at - before) * 1e-9);
+      if (next % 2 == 0) seconds.push_back(static_cast<double>(met_at - before) * 1e-9);
       arrived.store(0);
       round.store(next);
     } else {
@@ -53,7 +58,7 @@ double best_of(int threads, int repeats, Work work) {
   for (int t = 1; t < threads; ++t) others.emplace_back(run, t);
   run(0);
   for (std::thread& t : others) t.join();
-  return best;
+  return seconds;
 }
 
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -71,8 +76,6 @@ struct Share {
   }
 };
 
-[[noreturn]] void wrong(const std::string& why) { throw StatusError{Status(Code::kInvalidArgument, why)}; }
-
 Hyper hyper_of(const std::vector<double>& numbers) {
   Hyper hyper;
   if (numbers.size() > limits::kRuleHyperMax) wrong("too many numbers for a rule");
@@ -80,8 +83,8 @@ Hyper hyper_of(const std::vector<double>& numbers) {
   return hyper;
 }
 
-double limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
-                  Floats g, size_t row, int threads, int repeats) {
+Seconds limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
+                   Floats g, size_t row, int threads, int repeats) {
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
   const size_t n = w.size(), arrays = layout.vectors + (layout.row_scalars != 0 ? 1u : 0u);
@@ -93,14 +96,14 @@ double limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, c
     if (state[v].size() != (v < layout.vectors ? n : n / row * layout.row_scalars)) wrong("limit_rule: a short state");
     pointers[v] = state[v].data();
   }
-  return best_of(threads, repeats, [&](int t, int of) {
+  return each_of(threads, repeats, [&](int t, int of) {
     const Share s(n, t, of);
     bare_dense(kind, hyper, w.data(), pointers, g.data(), s.from, s.n, row);
   });
 }
 
-double limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
-                       RowNumbers rows, Table g, int repeats) {
+Seconds limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
+                        RowNumbers rows, Table g, int repeats) {
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
   const size_t dim = w.shape(1);
@@ -119,7 +122,7 @@ double limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table 
                    g.data(),
                    rows.size(),
                    static_cast<uint32_t>(dim)};
-  return best_of(1, repeats, [&](int, int) { bare_rows(kind, hyper, r); });
+  return each_of(1, repeats, [&](int, int) { bare_rows(kind, hyper, r); });
 }
 
 }  // namespace
@@ -135,7 +138,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_fused_sgd",
       [](Floats w, Floats g, Floats out, bool stream, int threads, int repeats) {
-        return best_of(threads, repeats, [&](int t, int of) {
+        return each_of(threads, repeats, [&](int t, int of) {
           const Share s(w.size(), t, of);
           loops().fused_sgd(w.data() + s.from, g.data() + s.from, out.data() + s.from, s.n, 1e-6f, stream);
         });
@@ -144,7 +147,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_fused_sgd_of_two",
       [](Floats w, Floats g0, Floats g1, Floats out0, Floats out1, bool stream, int threads, int repeats) {
-        return best_of(threads, repeats, [&](int t, int of) {
+        return each_of(threads, repeats, [&](int t, int of) {
           const Share s(w.size(), t, of);
           loops().fused_sgd_of_two(w.data() + s.from, g0.data() + s.from, g1.data() + s.from, out0.data() + s.from,
                                    out1.data() + s.from, s.n, 1e-6f, stream);
@@ -155,7 +158,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_update_sgd",
       [](Floats w, Floats g, int threads, int repeats) {
-        return best_of(threads, repeats, [&](int t, int of) {
+        return each_of(threads, repeats, [&](int t, int of) {
           const Share s(w.size(), t, of);
           loops().update_sgd(w.data() + s.from, g.data() + s.from, s.n, 1e-6f);
         });
@@ -164,7 +167,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_copy",
       [](Floats from, Floats to, int threads, int repeats) {
-        return best_of(threads, repeats, [&](int t, int of) {
+        return each_of(threads, repeats, [&](int t, int of) {
           const Share s(from.size(), t, of);
           std::memcpy(to.data() + s.from, from.data() + s.from, s.n * sizeof(float));
         });
@@ -173,7 +176,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_fused_adam",
       [](Floats w, Floats m1, Floats v, Floats g, Floats out, bool stream, int threads, int repeats) {
-        return best_of(threads, repeats, [&](int t, int of) {
+        return each_of(threads, repeats, [&](int t, int of) {
           const Share s(w.size(), t, of);
           loops().fused_adam(w.data() + s.from, m1.data() + s.from, v.data() + s.from, g.data() + s.from,
                              out.data() + s.from, s.n, 1e-6f, stream);
@@ -184,7 +187,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_gather",
       [](Table table, RowNumbers rows, Table out, bool stream, int repeats) {
-        return best_of(1, repeats, [&](int, int) {
+        return each_of(1, repeats, [&](int, int) {
           loops().gather(table.data(), table.shape(1), rows.data(), out.data(), rows.size(),
                          static_cast<uint32_t>(out.shape(1)), stream);
         });
@@ -193,7 +196,7 @@ void bind_bench(nb::module_& m) {
   m.def(
       "limit_row_adagrad",
       [](Table table, Bytes heads, RowNumbers rows, Table g, int repeats) {
-        return best_of(1, repeats, [&](int, int) {
+        return each_of(1, repeats, [&](int, int) {
           loops().row_adagrad(table.data(), table.shape(1), reinterpret_cast<RowHead*>(heads.data()), heads.shape(1),
                               rows.data(), g.data(), rows.size(), static_cast<uint32_t>(g.shape(1)), 1e-6f, 1e-10f);
         });
@@ -203,11 +206,12 @@ void bind_bench(nb::module_& m) {
       "time_gate",
       [](const SyncNumbers& sync, uint32_t workers, size_t pulls, int repeats) {
         nb::gil_scoped_release release;
-        const GateTime time = time_gate(to_sync(sync), workers, pulls, repeats);
-        return std::pair(time.pull_ns, time.asked_ns);
+        GateTimes times = time_gate(to_sync(sync), workers, pulls, repeats);
+        return std::pair(std::move(times.pull_seconds), std::move(times.asked_seconds));
       },
       nb::arg("sync"), nb::arg("workers"), nb::arg("pulls"), nb::arg("repeats"),
-      "Nanoseconds per pull at a gate: asked once, and with everybody who waits asked again after every close.");
+      "Seconds per pull at a gate, one per repeat: asked once, and with everybody who waits asked again after every "
+      "close.");
 }
 
 }  // namespace windlass::bind

@@ -9,8 +9,8 @@ import time
 
 from rich.console import Console
 
-from windlass import _core
-from windlass.bench._figures import Suite, interleave
+from windlass.bench._figures import MEASURED, Suite
+from windlass.bench._turns import Times, in_turns, timed
 from windlass.control import messages as m
 from windlass.control.events import Came, Died, Said
 from windlass.control.model import Spec, Terms
@@ -21,6 +21,7 @@ from windlass.testing.cluster import until
 SERVERS, WORKERS = 2, 2
 PROCESSES, SESSIONS = 4, 200
 MEMBERS = 10_000
+PARTS = 5  # of a feed of events: what other suites call rounds
 SESSION = """
 import sys, threading, time
 import windlass as wl
@@ -39,52 +40,54 @@ for c in clusters: c.close()
 """
 
 
-def run(console: Console, rows: int, quick: bool = False) -> Suite:
-    """All figures. `rows` has no meaning here; quick: to see that it works, not how fast."""
+def run(console: Console, rows: int, short: bool = False) -> Suite:
+    """All figures. `rows` has no meaning here; short: to see that it works, not how fast."""
     del rows
-    suite = Suite(f"windlass bench control ({_core.cores()} cores)", console)
-    start(suite, 1 if quick else 7)
-    gather(suite, 20 if quick else SESSIONS)
-    events(suite, 500 if quick else MEMBERS)
-    idle(suite, 1.0 if quick else 10.0)
+    suite = Suite("control", console, f"{MEASURED} Idle processes: their processor time, once.", short=short)
+    start(suite)
+    gather(suite, 20 if short else SESSIONS)
+    events(suite, 500 if short else MEMBERS)
+    idle(suite, 1.0 if short else 10.0)
     return suite
 
 
-def start(suite: Suite, rounds: int) -> None:
+def start(suite: Suite) -> None:
     """An empty script under `windlass run`, against as many bare interpreters that import windlass, all at once."""
     with tempfile.TemporaryDirectory() as folder:
         script = pathlib.Path(folder) / "empty.py"
         script.write_text("")
         command = [sys.executable, "-m", "windlass", "run", "--servers", str(SERVERS), "--workers", str(WORKERS)]
 
-        def ours() -> float:
-            begun = time.perf_counter()
+        def ours() -> None:
             subprocess.run([*command, str(script)], check=True)
-            return time.perf_counter() - begun
 
-        def bare() -> float:
-            begun = time.perf_counter()
+        def bare() -> None:
             processes = [
                 subprocess.Popen([sys.executable, "-c", "import windlass"]) for _ in range(SERVERS + WORKERS + 1)
             ]
             for process in processes:
                 process.wait()
-            return time.perf_counter() - begun
 
-        mine, limit = interleave(ours, bare, rounds)
+        mine, limit = in_turns(timed(ours), timed(bare), length=suite.runs if suite.short else suite.length)
     suite.latency(
         f"run of an empty script, {SERVERS} servers, {WORKERS} workers",
-        mine * 1e3,
-        limit * 1e3,
         "ms",
+        mine,
+        limit,
         bar=2.5,
         against=f"{SERVERS + WORKERS + 1} interpreters that import windlass",
     )
 
 
 def gather(suite: Suite, sessions: int) -> None:
-    """Many sessions that join at once: until all of them are in a view."""
+    """Many sessions that join at once: until all of them are in a view. A call has a cluster of its own."""
     each = sessions // PROCESSES
+    (ours,) = in_turns(lambda calls: [_gathered(each) for _ in range(calls)], length=suite.runs)
+    suite.latency(f"{each * PROCESSES} sessions from {PROCESSES} processes, all in a view", "s", ours, value_bar=10)
+
+
+def _gathered(each: int) -> float:
+    """Seconds until so many sessions of each process are in a view."""
     with LocalCluster(servers=1, failure_timeout=10.0) as cluster:
         environment = os.environ | cluster.environment(WINDLASS_TRANSPORT="socket")
         processes = [
@@ -113,7 +116,7 @@ def gather(suite: Suite, sessions: int) -> None:
         finally:
             for process in processes:
                 process.communicate("end\n", timeout=60)
-    suite.absolute(f"{each * PROCESSES} sessions from {PROCESSES} processes, all in a view", seconds, "s", bar="<= 10")
+    return seconds
 
 
 def events(suite: Suite, members: int) -> None:
@@ -122,12 +125,9 @@ def events(suite: Suite, members: int) -> None:
     state = State(Terms(1, servers=100, linger=True), lambda data: spec, lambda a, b: True)
 
     def each(what: str, feed: list[object]) -> None:
-        begun = time.perf_counter()
-        for event in feed:
-            state.handle(event)  # type: ignore[arg-type]
-        suite.absolute(
-            f"{what}, {members} members", (time.perf_counter() - begun) / len(feed) * 1e6, "us per event", bar=""
-        )
+        took = [timed(lambda: state.handle(event))(1)[0] for event in feed]  # type: ignore[arg-type]  # noqa: B023
+        parts = [tuple(took[i * len(took) // PARTS : (i + 1) * len(took) // PARTS]) for i in range(PARTS)]
+        suite.latency(f"{what}, {members} members", "us", Times(tuple(parts)))
 
     for i in range(100):
         state.handle(Came(i, m.Join("server", 1 + i, addresses=[f"tcp://h:{1 + i}"])))
@@ -154,7 +154,7 @@ def idle(suite: Suite, seconds: float) -> None:
         time.sleep(seconds)
         for name, pid in processes.items():
             share = (_cpu_seconds(pid) - before[name]) / seconds
-            suite.absolute(f"idle {name}", share * 100, "% of a core", bar="< 1")
+            suite.value(f"idle {name}", share * 100, "% of a core", value_bar=1)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -14,10 +14,7 @@ rounds: torch RPC takes 1.6 cores for doing nothing, and would take them from wh
 
     for peer in peers():
         with peer:
-            theirs = peer.push_pull(16_000_000, repeats=3)
-            for _ in range(rounds):
-                took += theirs()
-                ...  # ours
+            mine, theirs = in_turns(ours, peer.push_pull(16_000_000))
         if peer.why:
             print(f"{peer.name}: not measured, {peer.why}")
 """
@@ -43,13 +40,14 @@ from typing import Any
 import numpy as np
 
 from windlass import _core
+from windlass.bench._turns import Side
 from windlass.bench.peers import have
 
 START_S = 60.0  # until all processes of a peer have found each other
-ROUND_S = 30.0  # for a round; the first of a size makes the arrays, too
+ROUND_S = 30.0  # for a turn; the first of a size makes the arrays, too
 EXIT_S = 10.0  # from SIGKILL until the kernel has cleared up
 WARM_UP = 3  # round trips before the first round
-REPEATS_MAX = 1000  # per round
+REPEATS_MAX = 1000  # per turn
 LR = 1e-6
 MESSAGE_BYTES_MAX = 16 * REPEATS_MAX
 OUTPUT_BYTES_MAX = 4096  # of what a process wrote, looked at for its last words
@@ -89,13 +87,10 @@ class Peer:
         self._processes: list[_Process] = []
         self._files = contextlib.ExitStack()
 
-    def push_pull(self, size_bytes: int, repeats: int = 1) -> Callable[[], list[float]]:
-        """Makes the arrays and warms up. Each call is a round: one round trip to wake up, which does not count, and
-        `repeats` more, whose seconds it returns."""
-        if not 1 <= repeats <= REPEATS_MAX:
-            raise ValueError(f"push_pull: repeats must be from 1 to {REPEATS_MAX}, not {repeats}")
+    def push_pull(self, size_bytes: int) -> Side:
+        """Makes the arrays and warms up. A turn has one round trip more, to wake up, which does not count."""
         self._round(size_bytes, WARM_UP)
-        return lambda: self._round(size_bytes, repeats)
+        return lambda calls: self._round(size_bytes, min(calls, REPEATS_MAX))
 
     def _round(self, size_bytes: int, repeats: int) -> list[float]:
         if self.why or not self._processes:

@@ -1,15 +1,19 @@
 """Torch and fbgemm beside us, in the same run, where they are installed."""
 
+import functools
 import importlib.util
+import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import windlass as wl
-from windlass.bench._figures import Suite, interleave, seconds_of
+from windlass.bench._figures import Suite
+from windlass.bench._turns import Side, in_turns, timed, timed_over
+from windlass.bench._work import BATCH, BATCHES
 
-BATCH = 100_000
 DIM = 64
 
 
@@ -30,21 +34,25 @@ def unique(suite: Suite) -> None:
     keys = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(1_000_000)).astype(np.int64)
     keys = keys * 0x9E3779B97F4A7C1 & 0x7FFFFFFFFFFFFFFF
     tensor = torch.from_numpy(keys)
-    mine, best = interleave(
-        lambda: seconds_of(lambda: wl.unique(keys)),
-        lambda: seconds_of(lambda: torch.unique(tensor, return_inverse=True)),
-        9,
+    ours, limit = in_turns(
+        timed(lambda: wl.unique(keys)),
+        timed(lambda: torch.unique(tensor, return_inverse=True)),
+        length=suite.length,
     )
-    suite.rate("unique with inverse, Zipf 1.05", 1 / mine, 1 / best, "M keys/s", bar=1.0, against="torch.unique")
+    suite.rate("unique with inverse, Zipf 1.05", 1, "M keys/s", ours, limit, bar=1.0, against="torch.unique")
 
 
-def _batches(rows: int) -> Any:
+def _batches(rows: int) -> Iterator[Any]:
+    return itertools.cycle(_drawn(rows))
+
+
+@functools.cache
+def _drawn(rows: int) -> list[Any]:
     rng = np.random.default_rng(5)
-    while True:
-        yield rng.choice(rows, BATCH, replace=False, shuffle=True).astype(np.int64)
+    return [rng.choice(rows, BATCH, replace=False, shuffle=True).astype(np.int64) for _ in range(BATCHES)]
 
 
-def _ours(rows: int, rule: wl.Rule) -> tuple[wl.Cluster, Any]:
+def _ours(rows: int, rule: wl.Rule) -> tuple[wl.Cluster, Side]:
     """A step on one of our tables: pull a batch and push its gradient, in registered arrays."""
     cluster = wl.connect(threads=1)
     table = cluster.table("t", DIM, rule=rule, init=wl.Normal(std=0.01))
@@ -54,18 +62,12 @@ def _ours(rows: int, rule: wl.Rule) -> tuple[wl.Cluster, Any]:
     for at in range(0, rows, BATCH):
         batch = ids[at : at + BATCH]
         table.push(batch, grads[: len(batch)]).wait()
-    batches = _batches(rows)
 
-    def step() -> float:
-        batch = next(batches)
+    def step(batch: Any) -> None:
+        table.pull(batch, out=out)
+        table.push(batch, grads).wait()
 
-        def work() -> None:
-            table.pull(batch, out=out)
-            table.push(batch, grads).wait()
-
-        return seconds_of(work)
-
-    return cluster, step
+    return cluster, timed_over(_batches(rows), step)
 
 
 def embedding(suite: Suite, rows: int) -> None:
@@ -82,29 +84,23 @@ def embedding(suite: Suite, rows: int) -> None:
     for name, rule, make, bar in cases:
         layer = torch.nn.Embedding(rows, DIM, sparse=True)
         optimizer = make(list(layer.parameters()))
-        batches = _batches(rows)
         ones = torch.full((BATCH, DIM), 1e-3)
 
-        def peer(layer: Any = layer, optimizer: Any = optimizer, batches: Any = batches, ones: Any = ones) -> float:
-            ids = torch.from_numpy(next(batches))
+        def peer(batch: Any, layer: Any = layer, optimizer: Any = optimizer, ones: Any = ones) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            layer(torch.from_numpy(batch)).backward(ones)
+            with warnings.catch_warnings(action="ignore"):  # torch's own, about its sparse tensors
+                optimizer.step()
 
-            def work() -> None:
-                optimizer.zero_grad(set_to_none=True)
-                layer(ids).backward(ones)
-                with warnings.catch_warnings(action="ignore"):  # torch's own, about its sparse tensors
-                    optimizer.step()
-
-            return seconds_of(work)
-
-        peer()  # makes its state
         cluster, step = _ours(rows, rule)
         with cluster:
-            mine, best = interleave(step, peer, 5)
+            ours, limit = in_turns(step, timed_over(_batches(rows), peer), length=suite.length)
         suite.rate(
             f"pull + push {name}, dim {DIM}, 1 thread",
-            BATCH / mine / 1e6,
-            BATCH / best / 1e6,
+            BATCH / 1e6,
             "M rows/s",
+            ours,
+            limit,
             bar=bar,
             against="nn.Embedding(sparse=True)",
         )
@@ -130,23 +126,18 @@ def fbgemm(suite: Suite, rows: int) -> None:
         learning_rate=1e-3,
         device=torch.device("cpu"),
     )
-    batches = _batches(rows)
     offsets = torch.arange(BATCH + 1, dtype=torch.int64)
     ones = torch.full((BATCH, DIM), 1e-3)
-
-    def peer() -> float:
-        ids = torch.from_numpy(next(batches))
-        return seconds_of(lambda: layer(ids, offsets).backward(ones))
-
-    peer()
+    peer = timed_over(_batches(rows), lambda batch: layer(torch.from_numpy(batch), offsets).backward(ones))
     cluster, step = _ours(rows, wl.RowAdagrad(lr=1e-3))
     with cluster:
-        mine, best = interleave(step, peer, 9)
+        ours, limit = in_turns(step, peer, length=suite.length)
     suite.rate(
         f"pull + push RowAdagrad, dim {DIM}, 1 thread",
-        BATCH / mine / 1e6,
-        BATCH / best / 1e6,
+        BATCH / 1e6,
         "M rows/s",
+        ours,
+        limit,
         bar=1.0,
         against="fbgemm, bags of 1",
     )

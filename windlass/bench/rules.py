@@ -1,8 +1,9 @@
 """``windlass bench rules``: every rule of ours beside its own kernel on plain arrays; one's own beside ours; top_k."""
 
+import functools
 import importlib.util
+import itertools
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
-from windlass.bench._figures import Suite, interleave, seconds_of
+from windlass.bench._figures import MEASURED, Suite
+from windlass.bench._turns import in_turns, loop_over, timed, timed_over
+from windlass.bench._work import MB, filled, threads_of
 
-MB = 1_000_000
 DIM = 64
 
 #: Small steps: the numbers must stay numbers, however often a rule is applied.
@@ -38,45 +40,39 @@ RULES: dict[str, wl.Rule] = {
 }
 
 
-def run(console: Console, rows: int, quick: bool = False) -> Suite:
-    """All figures; `quick` to see that they work."""
-    suite = Suite(f"windlass bench rules ({_core.isa()}, {_core.cores()} cores)", console)
+def run(console: Console, rows: int, short: bool = False) -> Suite:
+    """All figures. `rows` has no meaning here; short: to see that it works, not how fast."""
+    del rows
+    suite = Suite("rules", console, MEASURED, short=short)
     for part in PARTS:
-        part(suite, quick)
+        part(suite)
     return suite
 
 
-def dense(suite: Suite, quick: bool) -> None:
+def dense(suite: Suite) -> None:
     """A push of a registered array of 64 MB, with as many threads as there are cores."""
-    megabytes, rounds = (1, 2) if quick else (64, 5)
-    n, threads = megabytes * MB // 4 // 1024 * 1024, _core.cores()
+    megabytes, threads = 1 if suite.short else 64, _core.cores()
+    n = megabytes * MB // 4 // 1024 * 1024
     for label, rule in RULES.items():
         with wl.connect(threads=threads) as cluster:
             w = cluster.tensor("w", (n // DIM, DIM), rule=rule)
             grad = cluster.empty((n // DIM, DIM))
             grad[:] = np.random.default_rng(0).standard_normal(grad.shape, dtype=np.float32)
-            flat = _filled(cluster, n)
+            flat, given = filled(cluster.empty, n), grad.reshape(-1)
             per_row = isinstance(rule, wl.RowAdagrad)
-            state = [_filled(cluster, n // DIM if per_row else n) for _ in rule._state]
-
-            def limit(rule: wl.Rule = rule, flat: Any = flat, state: Any = state, grad: Any = grad) -> float:
-                return _core.limit_rule(rule._kind, rule._numbers(), flat, state, grad.reshape(-1), DIM, threads, 3)
-
-            def ours(w: wl.Tensor = w, grad: Any = grad) -> float:
-                return seconds_of(lambda: w.push(grad).wait(), 3)
-
-            ours()
-            mine, best = interleave(ours, limit, rounds)
-        name = f"push {label} {megabytes} MB, {threads} threads"
-        suite.rate(name, n * 4 / mine / 1e9, n * 4 / best / 1e9, "GB/s", bar=0.8, against="bare kernel")
+            state = [filled(cluster.empty, n // DIM if per_row else n) for _ in rule._state]
+            kernel = functools.partial(_core.limit_rule, rule._kind, rule._numbers(), flat, state, given, DIM, threads)
+            ours, limit = in_turns(timed(lambda: w.push(grad).wait()), kernel, length=suite.length)  # noqa: B023
+        name = f"push {label} {megabytes} MB, {threads_of(threads)}"
+        suite.rate(name, n * 4 / 1e9, "GB/s", ours, limit, bar=0.8, against="bare kernel")
 
 
-def per_row(suite: Suite, quick: bool) -> None:
+def per_row(suite: Suite) -> None:
     """A push of 100,000 rows of a table that is larger than any cache, with one thread; every row has its turn."""
-    batch, turns, rounds = (2_000, 2, 2) if quick else (100_000, 20, 3)
-    rows = batch * turns
+    batch, batches = (2_000, 2) if suite.short else (100_000, 20)
+    rows = batch * batches
     random = np.random.default_rng(1)
-    numbers = list(random.permutation(rows).astype(np.uint32).reshape(turns, batch))
+    numbers = list(random.permutation(rows).astype(np.uint32).reshape(batches, batch))
     keys = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     for label, rule in RULES.items():
         with wl.connect(threads=1) as cluster:
@@ -85,31 +81,23 @@ def per_row(suite: Suite, quick: bool) -> None:
             grads[:] = random.standard_normal(grads.shape, dtype=np.float32)
             for at in range(0, rows, batch):
                 table.pull(keys[at : at + batch])
-            vectors = 0 if isinstance(rule, wl.RowAdagrad) else len(rule._state)
-            flat, state = _filled(cluster, (rows, DIM)), _filled(cluster, (rows, max(vectors, 1) * DIM))
-            head_bytes = 12 if isinstance(rule, wl.RowAdagrad) else 8
-            heads = np.zeros((rows, head_bytes), np.uint8)
-
-            numbers_of = rule._numbers()
-            mine, best = [], []
-            # Batch by batch: what one leaves in the caches, the other finds. The first turn is not counted.
-            for turn in range(1 + rounds):
-                for some in numbers:
-                    batch_keys = keys[some]
-                    took = seconds_of(lambda: table.push(batch_keys, grads).wait())  # noqa: B023
-                    bare = _core.limit_rule_rows(rule._kind, numbers_of, flat, state, heads, some, grads, 1)
-                    if turn:
-                        mine.append(took)
-                        best.append(bare)
+            row_adagrad = isinstance(rule, wl.RowAdagrad)
+            vectors = 0 if row_adagrad else len(rule._state)
+            flat = filled(cluster.empty, (rows, DIM))
+            state = filled(cluster.empty, (rows, max(vectors, 1) * DIM))
+            heads = np.zeros((rows, 12 if row_adagrad else 8), np.uint8)
+            kernel = functools.partial(_core.limit_rule_rows, rule._kind, rule._numbers(), flat, state, heads)
+            ours, limit = in_turns(
+                timed_over(itertools.cycle([keys[some] for some in numbers]), _push(table, grads)),
+                loop_over(itertools.cycle(numbers), lambda some: kernel(some, grads, 1)),  # noqa: B023 (called here)
+                length=suite.length,
+            )
         name = f"push {label} {batch:,} x {DIM}, 1 thread"
-        suite.rate(
-            name,
-            batch / median(mine) / 1e6,
-            batch / median(best) / 1e6,
-            "M rows/s",
-            bar=0.5,
-            against="bare kernel",
-        )
+        suite.rate(name, batch / 1e6, "M rows/s", ours, limit, bar=0.5, against="bare kernel")
+
+
+def _push(table: wl.Table, grads: Any) -> Callable[[Any], object]:
+    return lambda keys: table.push(keys, grads).wait()
 
 
 @wl.rule(state=("momentum",))
@@ -139,9 +127,9 @@ def _loop(w: Any, g: Any, momentum: Any, lr: float, beta: float = 0.9) -> None:
         w[i] -= lr32 * momentum[i]
 
 
-def in_python(suite: Suite, quick: bool) -> None:
+def in_python(suite: Suite) -> None:
     """Rules of the user's beside ours of the same name, which have all threads; they have one."""
-    megabytes, rounds = (1, 2) if quick else (64, 5)
+    megabytes = 1 if suite.short else 64
     shape = (megabytes * MB // 4 // DIM, DIM)
     ways: list[tuple[str, wl.Rule, wl.Rule]] = [
         ("SGD, momentum, numpy", sgd_in_numpy(lr=1e-6), wl.SGD(lr=1e-6, momentum=0.9)),
@@ -158,22 +146,20 @@ def in_python(suite: Suite, quick: bool) -> None:
         with wl.connect() as cluster:
             grad = cluster.empty(shape)
             grad[:] = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-            pair = [cluster.tensor(name, shape, rule=rule) for name, rule in (("theirs", theirs), ("native", native))]
-
-            def push(tensor: wl.Tensor, grad: Any = grad) -> float:
-                return seconds_of(lambda: tensor.push(grad).wait(), 2)
-
-            for tensor in pair:
-                push(tensor)
-            mine, best = interleave(lambda: push(pair[0]), lambda: push(pair[1]), rounds)  # noqa: B023
+            own = cluster.tensor("theirs", shape, rule=theirs)
+            built_in = cluster.tensor("native", shape, rule=native)
+            ours, limit = in_turns(
+                timed(lambda: own.push(grad).wait()),  # noqa: B023 (called here)
+                timed(lambda: built_in.push(grad).wait()),  # noqa: B023
+                length=suite.length,
+            )
         size = shape[0] * DIM * 4
-        rate, limit = size / mine / 1e9, size / best / 1e9
-        suite.absolute(f"push {label} {megabytes} MB", rate, "GB/s", bar="", limit=limit, against="our rule")
+        suite.rate(f"push {label} {megabytes} MB", size / 1e9, "GB/s", ours, limit, against="our rule")
 
 
-def top_k(suite: Suite, quick: bool) -> None:
+def top_k(suite: Suite) -> None:
     """The 100 rows with the largest norms, of a table and of the same rows in one array."""
-    rows, dim, k, rounds = (10_000, 16, 100, 2) if quick else (5_000_000, 16, 100, 3)
+    rows, dim, k = (10_000, 16, 100) if suite.short else (5_000_000, 16, 100)
     with wl.connect() as cluster:
         table = cluster.table("t", dim, rule=wl.Assign(), init=wl.Normal())
         keys = np.arange(rows, dtype=np.uint64)
@@ -186,18 +172,10 @@ def top_k(suite: Suite, quick: bool) -> None:
 
         if set(table.top_k(k).keys.tolist()) != set(in_numpy().tolist()):
             raise RuntimeError("top_k: not the rows that numpy finds")
-        mine, best = interleave(lambda: seconds_of(lambda: table.top_k(k)), lambda: seconds_of(in_numpy), rounds)
-    name = f"top {k} of {rows:,} rows x {dim}, {_core.cores()} threads"
-    suite.rate(
-        name, rows / mine / 1e6, rows / best / 1e6, "M rows/s", bar=1.0, against="numpy, einsum and argpartition"
-    )
+        ours, limit = in_turns(timed(lambda: table.top_k(k)), timed(in_numpy), length=suite.length)
+    name = f"top {k} of {rows:,} rows x {dim}, {threads_of(_core.cores())}"
+    suite.rate(name, rows / 1e6, "M rows/s", ours, limit, bar=1.0, against="numpy, einsum and argpartition")
 
 
-#: What the suite measures, in order; a part gets the suite, and whether it is only to show that it works.
-PARTS: list[Callable[[Suite, bool], None]] = [dense, per_row, in_python, top_k]
-
-
-def _filled(cluster: wl.Cluster, shape: Any) -> Any:
-    array = cluster.empty(shape)
-    array[:] = 0.5
-    return array
+#: What the suite measures, in order.
+PARTS: list[Callable[[Suite], None]] = [dense, per_row, in_python, top_k]

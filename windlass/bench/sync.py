@@ -5,12 +5,11 @@ to without any communication is simulated: the theory beside our figures.
 """
 
 import heapq
+import itertools
 import json
 import statistics
-import subprocess
 import sys
 import time
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,15 +18,16 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
-from windlass.bench._figures import Suite, in_turns
-from windlass.bench.core import MB
-from windlass.bench.local import Worker
+from windlass.bench._crew import Crew, push_pull_crew, push_pulls_together, python
+from windlass.bench._figures import MEASURED, Suite
+from windlass.bench._turns import Side, Times, in_turns, scatter
+from windlass.bench._work import MB, filled, own_arrays, threads_of
 from windlass.testing import Servers
 
 SERVERS, WORKERS = 2, 4
 STEP_S, SLOWER, ONE_IN = 0.05, 4, 8
 FLOATS = 4 * MB // 4
-STEPS, RUNS = 200, 5  # with fewer, what the same draws come to is further from the long run
+STEPS = 200  # with fewer, what the same draws come to is further from the long run
 THEORY_STEPS = 20_000
 #: The policies, the least that each should be to BSP, and what the gate is measured for.
 POLICIES: tuple[tuple[wl.Sync, float | None], ...] = (
@@ -38,15 +38,16 @@ POLICIES: tuple[tuple[wl.Sync, float | None], ...] = (
     (wl.BSP(spare=1), None),
 )
 GATES = (4, 64, 1000)
+GATE_REPLAYS = 9
 
 
-def run(console: Console, rows: int, quick: bool = False) -> Suite:
-    """All figures. `rows` has no meaning here; quick: to see that it works, not how fast."""
+def run(console: Console, rows: int, short: bool = False) -> Suite:
+    """All figures. `rows` has no meaning here; short: to see that it works, not how fast."""
     del rows
-    suite = Suite(f"windlass bench sync ({_core.isa()}, {_core.cores()} cores)", console)
-    uneven(suite, 6 if quick else STEPS, 1 if quick else RUNS)
-    gates(suite, 2_000 if quick else 200_000)
-    in_step(suite, 2 if quick else 7)
+    suite = Suite("sync", console, f"{MEASURED} Of uneven workers: medians of whole runs.", short=short)
+    uneven(suite, 6 if short else STEPS)
+    gates(suite, 2_000 if short else 200_000)
+    in_step(suite)
     return suite
 
 
@@ -110,41 +111,56 @@ def theory(sync: wl.Sync, steps: int) -> float:
     return simulate(sync, seconds).steps_per_second / simulate(wl.BSP(), seconds).steps_per_second
 
 
-def uneven(suite: Suite, steps: int, runs: int) -> None:
-    """Workers whose steps are a sleep and a push_pull, under each policy: medians over runs that take turns."""
+def uneven(suite: Suite, steps: int) -> None:
+    """Workers whose steps are a sleep and a push_pull, under each policy: a call is a run of all their steps."""
     seen: dict[wl.Sync, list[Pace]] = {sync: [] for sync, _ in POLICIES}
-    with Servers(SERVERS, kind="unix") as servers, Crew(servers) as crew:
-        for i in range(runs):
-            for sync in seen:
-                seen[sync].append(crew.train(sync, i, steps))
-    rates = {sync: statistics.median(pace.steps_per_second for pace in paces) for sync, paces in seen.items()}
+    with Servers(SERVERS, kind="unix") as servers, crew_of(servers.addresses) as crew:
+        times = in_turns(*(_runs(crew, sync, steps, seen[sync]) for sync in seen), length=suite.runs)
+    taken = dict(zip(seen, times, strict=True))
     for sync, bar in POLICIES:
-        paces = seen[sync]
-        alone = [
-            simulate(sync, np.stack([draws(rank, i, steps) for rank in range(WORKERS)])).steps_per_second
-            for i in range(runs)
-        ]
-        suite.absolute(
+        alone = Times(tuple((WORKERS * steps / _pace_alone(sync, i, steps),) for i in range(len(seen[sync]))))
+        suite.rate(
             f"{name(sync)}, {WORKERS} uneven workers",
-            rates[sync],
+            WORKERS * steps,
             "steps/s",
-            bar="",
-            limit=statistics.median(alone),
+            taken[sync],
+            alone,
             against="the same steps without communication",
         )
         if sync != wl.BSP():
-            suite.absolute(
+            ratios = [b / a for a, b in zip(taken[sync].medians, taken[wl.BSP()].medians, strict=True)]
+            suite.value(
                 f"{name(sync)} to BSP",
-                rates[sync] / rates[wl.BSP()],
+                taken[wl.BSP()].median / taken[sync].median,
                 "x",
-                bar="" if bar is None else f">= {bar:g} x",
-                limit=theory(sync, max(steps, THEORY_STEPS // 10 if runs == 1 else THEORY_STEPS)),
+                noise=scatter(ratios),
+                calls=len(ratios),
+                value_bar=bar,
+                limit=theory(sync, max(steps, THEORY_STEPS // 10 if suite.short else THEORY_STEPS)),
                 against="theory, in the long run",
             )
-        stale = [staleness for pace in paces for staleness in pace.staleness]
-        suite.absolute(f"{name(sync)}, idle", 100 * statistics.median(pace.idle for pace in paces), "%", bar="")
-        suite.absolute(f"{name(sync)}, staleness, mean", statistics.mean(stale), "iterations", bar="")
-        suite.absolute(f"{name(sync)}, staleness, p99", float(np.quantile(stale, 0.99)), "iterations", bar="")
+        stale = [staleness for pace in seen[sync] for staleness in pace.staleness]
+        idle = [100 * pace.idle for pace in seen[sync]]
+        suite.value(f"{name(sync)}, idle", statistics.median(idle), "% idle", noise=scatter(idle), calls=len(idle))
+        suite.value(f"{name(sync)}, staleness, mean", statistics.mean(stale), "iterations", calls=len(stale))
+        suite.value(f"{name(sync)}, staleness, p99", float(np.quantile(stale, 0.99)), "iterations", calls=len(stale))
+
+
+def _runs(crew: Crew, sync: wl.Sync, steps: int, seen: list[Pace]) -> Side:
+    """A side whose calls are runs, one after the other with the same draws for every policy."""
+    numbers = itertools.count()
+
+    def turn(calls: int) -> list[float]:
+        paces = [train(crew, sync, next(numbers), steps) for _ in range(calls)]
+        seen.extend(paces)
+        return [WORKERS * steps / pace.steps_per_second for pace in paces]
+
+    return turn
+
+
+def _pace_alone(sync: wl.Sync, run: int, steps: int) -> float:
+    seconds = np.stack([draws(rank, run, steps) for rank in range(WORKERS)])
+    return simulate(sync, seconds).steps_per_second
 
 
 def name(sync: wl.Sync) -> str:
@@ -159,80 +175,37 @@ def name(sync: wl.Sync) -> str:
     return "ASP"
 
 
-class Crew:
+def crew_of(servers: list[str]) -> Crew:
     """Workers in processes of their own, which train as often as they are told."""
+    return Crew([python("sync.work", " ".join(servers), rank) for rank in range(WORKERS)])
 
-    def __init__(self, servers: Servers) -> None:
-        command = [sys.executable, "-c", "from windlass.bench import sync; sync.work()", " ".join(servers.addresses)]
-        self._processes = [
-            subprocess.Popen(
-                [*command, str(rank)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                process_group=0,  # Ctrl-C is for us; it ends with its stdin
-            )
-            for rank in range(WORKERS)
-        ]
 
-    def train(self, sync: wl.Sync, run: int, steps: int) -> Pace:
-        """One run of all of them, in an app of its own."""
-        self._tell(f"{sync} {run} {steps}")
-        self._answers()  # all have connected
-        self._tell("go")
-        answers = [json.loads(answer) for answer in self._answers()]
-        seconds = [answer["seconds"] for answer in answers]
-        waited = sum(answer["waited"] for answer in answers)
-        stale = [staleness for answer in answers for staleness in answer["staleness"]]
-        return Pace(WORKERS * steps / statistics.mean(seconds), waited / sum(seconds), stale)
-
-    def _tell(self, line: str) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-
-    def _answers(self) -> list[str]:
-        answers = [process.stdout.readline() for process in self._processes if process.stdout is not None]
-        if not all(answers):
-            raise RuntimeError("a worker of the bench has failed; what it said is above")
-        return answers
-
-    def __enter__(self) -> "Crew":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self._processes:
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+def train(crew: Crew, sync: wl.Sync, run: int, steps: int) -> Pace:
+    """One run of all of them, in an app of its own."""
+    crew.ask({"policy": str(sync), "run": run, "steps": steps})  # all have connected
+    answers = crew.ask("go")
+    seconds = [answer["seconds"] for answer in answers]
+    waited = sum(answer["waited"] for answer in answers)
+    stale = [staleness for answer in answers for staleness in answer["staleness"]]
+    return Pace(WORKERS * steps / statistics.mean(seconds), waited / sum(seconds), stale)
 
 
 def work() -> None:
     """What a process of the crew does."""
     servers, rank = sys.argv[1].split(), int(sys.argv[2])
     while line := sys.stdin.readline():
-        policy, run, steps = line.split()
+        told = json.loads(line)
+        policy, run, steps = told["policy"], told["run"], told["steps"]
         app = f"{policy} {run}".replace(":", " ")
         with wl.connect(servers=servers, app=app, rank=rank, world_size=WORKERS, sync=policy) as cluster:
             w = cluster.tensor("w", FLOATS, rule=wl.SGD(lr=1e-6))
-            grad, out = cluster.empty(FLOATS), cluster.empty(FLOATS)
-            grad[:] = 0.5
+            grad, out = filled(cluster.empty, FLOATS), cluster.empty(FLOATS)
             w.pull(out=out)
-            print("ready", flush=True)
+            print(json.dumps("ready"), flush=True)
             sys.stdin.readline()
             seen = []
             begun = time.perf_counter()
-            for seconds in draws(rank, int(run), int(steps)):
+            for seconds in draws(rank, run, steps):
                 time.sleep(seconds)
                 future = w.push_pull_async(grad, out=out)
                 future.wait()
@@ -250,43 +223,37 @@ def work() -> None:
 
 
 def gates(suite: Suite, pulls: int) -> None:
-    """A gate by itself, inside this process: what it adds to a pull."""
+    """A gate by itself, inside this process: what it adds to a pull. A call replays many pulls."""
     for sync, _ in POLICIES:
         for workers in GATES:
-            once, again = _core.time_gate(sync._spec(), workers, pulls, 5)
-            suite.absolute(f"gate, {name(sync)}, {workers} workers", once, "ns per pull", bar="")
-            suite.absolute(f"gate, {name(sync)}, {workers} workers, asked again", again, "ns per pull", bar="")
+            times = _core.time_gate(sync._spec(), workers, pulls, 1 + GATE_REPLAYS)
+            for more, seconds in zip(("", ", asked again"), times, strict=True):
+                once = Times(tuple((each,) for each in seconds[1:]))
+                name_of_gate = f"gate, {name(sync)}, {workers} workers{more}"
+                suite.value(name_of_gate, once.median * 1e9, "ns", noise=scatter(once.medians), calls=once.calls)
 
 
-def in_step(suite: Suite, rounds: int) -> None:
+def in_step(suite: Suite) -> None:
     """BSP of two workers with registered arrays, against g = (g0 + g1) / 2; w = rule(w, g); out0 = out1 = w."""
-    n, repeats, threads = 16 * MB // 4, 100, _core.cores()
+    size_bytes, threads = 16 * MB, _core.cores()
+    n = size_bytes // 4
     with (
         Servers(1, kind="unix") as servers,
-        Worker(servers, 0, n, "bsp") as first,
-        Worker(servers, 1, n, "bsp") as second,
-        wl.connect() as own,
+        push_pull_crew(servers.addresses, 2, n, "bsp") as crew,
+        own_arrays() as own,
     ):
-        arrays = [own.empty(n) for _ in range(5)]
-        for a in arrays:
-            a[:] = 0.5
-
-        def ours() -> float:
-            for worker in (first, second):
-                worker.begin(repeats)
-            return max(worker.seconds() for worker in (first, second)) / repeats
-
-        def limit() -> float:
-            w, g0, g1, out0, out1 = arrays
-            return _core.limit_fused_sgd_of_two(w, g0, g1, out0, out1, True, threads, repeats)
-
-        ours()
-        mine, best = (statistics.median(seconds) for seconds in in_turns(ours, limit, rounds))
+        w, g0, g1, out0, out1 = (filled(own, n) for _ in range(5))
+        ours, limit = in_turns(
+            push_pulls_together(crew),
+            lambda calls: _core.limit_fused_sgd_of_two(w, g0, g1, out0, out1, True, threads, calls),
+            length=suite.length,
+        )
     suite.rate(
         "push_pull SGD 16 MB under BSP, 2 workers",
-        n * 4 / mine / 1e9,
-        n * 4 / best / 1e9,
+        size_bytes / 1e9,
         "GB/s",
+        ours,
+        limit,
         bar=0.7,
-        against=f"fused loop of two gradients, {threads} thread{'s' if threads > 1 else ''}",
+        against=f"fused loop of two gradients, {threads_of(threads)}",
     )

@@ -19,31 +19,35 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
-from windlass.bench._figures import Suite, interleave, seconds_of
-from windlass.bench.core import BATCH, MB, _fill, _keys, _resident
+from windlass.bench._figures import MEASURED, Suite
+from windlass.bench._turns import Side, in_turns, timed, timed_over
+from windlass.bench._work import BATCH, BATCHES, MB, fill, filled, keys_of, size_of
+from windlass.bench.core import resident
 from windlass.testing import Servers
 
 Kind = Literal["tcp", "unix"]
 KINDS: tuple[Kind, ...] = ("tcp", "unix")
 DIM = 64
+SIZES = (1 * MB, 16 * MB, 100 * MB)
+PIECES = (64 << 10, 256 << 10, 1 << 20)  # what a receiving side may read at once
+PIECE_CALLS = 7  # of each, to choose one
 REQUEST_BYTES = 64  # of a bare pull
 PAUSE_S = 0.001  # between the calls of an idle client
 SEND_BUFFER_BYTES = 1 << 20  # of a bare Unix socket: 8 to 20 % faster than the kernel's 208 KiB; more adds nothing
 
 
-def run(console: Console, rows: int, quick: bool = False) -> Suite:
-    """All figures; `rows` in the table (the bars are for 5 million). quick: to see that it works, not how fast."""
-    suite = Suite(f"windlass bench wire ({_core.isa()}, {_core.cores()} cores, {rows / 1e6:g} M rows)", console)
-    rounds = 2 if quick else 7
+def run(console: Console, rows: int, short: bool = False) -> Suite:
+    """All figures; `rows` in the table (the bars are for 5 million). short: to see that it works, not how fast."""
+    suite = Suite("wire", console, MEASURED, short=short, detail=f"{rows / 1e6:g} M rows")
     for kind in KINDS:
         with Bare(kind) as bare, Servers(1, kind=kind) as servers, servers.connect(transport="socket") as cluster:
-            for megabytes in (1, 16, 100):
-                dense(suite, cluster, bare, megabytes, rounds)
-            smallest_pull(suite, cluster, bare, rounds)
-            idle(suite, servers, kind, 1.0 if quick else 3.0)
-            growth(suite, servers, cluster, kind, 2_000 if quick else 100_000)
+            for size_bytes in SIZES:
+                dense(suite, cluster, bare, size_bytes)
+            smallest_pull(suite, cluster, bare)
+            idle(suite, servers, kind, 1.0 if short else 3.0)
+            growth(suite, servers, cluster, kind, 2_000 if short else 100_000)
     with Bare("unix") as bare, Servers(1, kind="unix") as servers, servers.connect(transport="socket") as cluster:
-        table(suite, cluster, bare, rows, rounds)
+        table(suite, cluster, bare, rows)
     return suite
 
 
@@ -62,29 +66,35 @@ class Bare:
                 process_group=0,  # Ctrl-C is for us; it ends with the socket
             )
 
-    def push(self, g: Any, repeats: int) -> float:
-        """Seconds of the best push of a flat float32 array."""
-        return _core.limit_wire_push(self._socket.fileno(), g, repeats)
+    def push(self, g: Any) -> Side:
+        """Pushes of a flat float32 array."""
+        return _with_its_best_piece(
+            lambda piece: lambda calls: _core.limit_wire_push(self._socket.fileno(), g, piece, calls)
+        )
 
-    def pull(self, out: Any, repeats: int, request_bytes: int = REQUEST_BYTES) -> float:
-        """Seconds of the best pull into a flat float32 array."""
-        return _core.limit_wire_pull(self._socket.fileno(), request_bytes, out, repeats)
+    def pull(self, out: Any, request_bytes: int = REQUEST_BYTES) -> Side:
+        """Pulls into a flat float32 array."""
+        return _with_its_best_piece(
+            lambda piece: lambda calls: _core.limit_wire_pull(self._socket.fileno(), request_bytes, out, piece, calls)
+        )
 
-    def round_trips(self, count: int, *, spinning: bool = False, pause: float = 0.0) -> float:
-        """Median seconds of round trips of 64 bytes each way."""
-        return _core.limit_wire_round_trips(self._socket.fileno(), 64, count, spinning, pause)
+    def round_trips(self, *, spinning: bool = False, pause: float = 0.0) -> Side:
+        """Round trips of 64 bytes each way, each after a pause."""
+        return lambda calls: _core.limit_wire_round_trips(self._socket.fileno(), 64, calls, spinning, pause)
 
-    def round_trips_from_python(self, count: int, pause: float) -> float:
+    def round_trips_from_python(self, pause: float) -> Side:
         """The same, blocking, with this end in Python."""
-        _core.limit_wire_expect_round_trips(self._socket.fileno(), 64, count)
-        data, took = bytes(64), []
-        for _ in range(count):
-            time.sleep(pause)
-            start = time.perf_counter()
+        data = bytes(64)
+
+        def round_trip() -> None:
             self._socket.send(data)
             self._socket.recv(64)
-            took.append(time.perf_counter() - start)
-        return statistics.median(took)
+
+        def turn(calls: int) -> list[float]:
+            _core.limit_wire_expect_round_trips(self._socket.fileno(), 64, calls)
+            return timed(round_trip, pause)(calls)
+
+        return turn
 
     def __enter__(self) -> "Bare":
         return self
@@ -115,74 +125,55 @@ def _connected(kind: Kind) -> tuple[socket.socket, socket.socket]:
     return here, there
 
 
-def dense(suite: Suite, cluster: wl.Cluster, bare: Bare, megabytes: int, rounds: int) -> None:
+def _with_its_best_piece(of: Callable[[int], Side]) -> Side:
+    """The limit reads as much at once as suits this size best, found out beforehand."""
+    return of(sorted(PIECES, key=lambda piece: statistics.median(of(piece)(PIECE_CALLS)))[0])
+
+
+def dense(suite: Suite, cluster: wl.Cluster, bare: Bare, size_bytes: int) -> None:
     """Push, pull and push_pull of registered arrays against bare ones of the same arrays."""
-    n = megabytes * MB // 4
-    w = cluster.tensor(f"w{megabytes}", n, rule=wl.SGD(lr=1e-6))
-    grad, out = cluster.empty(n), cluster.empty(n)
+    n = size_bytes // 4
+    w = cluster.tensor(f"w{size_bytes}", n, rule=wl.SGD(lr=1e-6))
+    grad, out = cluster.empty(n), filled(cluster.empty, n)
     grad[:] = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
-    out[:] = 0
-    repeats = max(3, 200 // megabytes)
+    push, pull = bare.push(grad), bare.pull(out)
 
-    def measure(call: Callable[[], object], limit: Callable[[], float]) -> tuple[float, float]:
-        call()
-        mine, best = interleave(lambda: seconds_of(call, repeats), limit, rounds)
-        return n * 4 / mine / 1e9, n * 4 / best / 1e9
+    def both(calls: int) -> list[float]:
+        return [there + back for _ in range(calls) for there, back in zip(push(1), pull(1), strict=True)]
 
-    label = f"{megabytes} MB, {bare.kind}"
-    ours, limit = measure(lambda: w.push(grad).wait(), lambda: bare.push(grad, repeats))
-    suite.rate(f"push {label}", ours, limit, "GB/s", bar=0.75, against="bare push")
-    ours, limit = measure(lambda: w.pull(out=out), lambda: bare.pull(out, repeats))
-    suite.rate(f"pull {label}", ours, limit, "GB/s", bar=0.75, against="bare pull")
-    ours, limit = measure(
-        lambda: w.push_pull(grad, out=out), lambda: bare.push(grad, repeats) + bare.pull(out, repeats)
-    )
-    suite.absolute(f"push_pull {label}", ours, "GB/s", bar="", limit=limit, against="bare push, then pull")
+    for name, call, limit, bar, against in (
+        ("push", lambda: w.push(grad).wait(), push, 0.75, "bare push"),
+        ("pull", lambda: w.pull(out=out), pull, 0.75, "bare pull"),
+        ("push_pull", lambda: w.push_pull(grad, out=out), both, None, "bare push, then pull"),
+    ):
+        ours, best = in_turns(timed(call), limit, length=suite.length)
+        suite.rate(
+            f"{name} {size_of(size_bytes)}, {bare.kind}",
+            size_bytes / 1e9,
+            "GB/s",
+            ours,
+            best,
+            bar=bar,
+            against=against,
+        )
 
 
-def smallest_pull(suite: Suite, cluster: wl.Cluster, bare: Bare, rounds: int) -> None:
+def smallest_pull(suite: Suite, cluster: wl.Cluster, bare: Bare) -> None:
     """A pull of 4 floats, called from Python: of a client that mostly sleeps, and call upon call."""
     w = cluster.tensor("smallest", 4, rule=wl.SGD(lr=0.1))
     out = cluster.empty(4)
 
-    def p50(calls: int, pause: float) -> float:
-        took = []
-        for _ in range(calls):
-            if pause:
-                time.sleep(pause)
-            start = time.perf_counter()
-            w.pull(out=out)
-            took.append(time.perf_counter() - start)
-        return statistics.median(took)
+    def pull() -> None:
+        w.pull(out=out)
 
-    p50(1000, 0.0)
-    mine, best = interleave(lambda: p50(300, PAUSE_S), lambda: bare.round_trips(300, pause=PAUSE_S), rounds)
-    suite.latency(
-        f"pull of 4 floats, idle, p50, {bare.kind}",
-        mine * 1e6,
-        best * 1e6,
-        "us",
-        bar=1.3,
-        against="bare round trip, blocking",
-    )
-    best = interleave(lambda: p50(300, PAUSE_S), lambda: bare.round_trips_from_python(300, PAUSE_S), rounds)[1]
-    suite.absolute(
-        f"pull of 4 floats, idle, p50, {bare.kind}",
-        mine * 1e6,
-        "us",
-        bar="",
-        limit=best * 1e6,
-        against="the same from Python",
-    )
-    mine, best = interleave(lambda: p50(5000, 0.0), lambda: bare.round_trips(5000, spinning=True), rounds)
-    suite.latency(
-        f"pull of 4 floats, hot, p50, {bare.kind}",
-        mine * 1e6,
-        best * 1e6,
-        "us",
-        bar=2,
-        against="bare round trip, spinning",
-    )
+    name, from_python = f"pull of 4 floats, idle, {bare.kind}", bare.round_trips_from_python(PAUSE_S)
+    idle = timed(pull, PAUSE_S)
+    ours, blocking, python = in_turns(idle, bare.round_trips(pause=PAUSE_S), from_python, length=suite.length)
+    suite.latency(name, "us", ours, blocking, bar=1.3, against="bare round trip, blocking")
+    suite.latency(name, "us", ours, python, against="the same from Python")
+    ours, spinning = in_turns(timed(pull), bare.round_trips(spinning=True), length=suite.length)
+    name = f"pull of 4 floats, hot, {bare.kind}"
+    suite.latency(name, "us", ours, spinning, bar=2, against="bare round trip, spinning")
 
 
 def idle(suite: Suite, servers: Servers, kind: Kind, seconds: float) -> None:
@@ -191,7 +182,7 @@ def idle(suite: Suite, servers: Servers, kind: Kind, seconds: float) -> None:
     before = servers.cpu_seconds(0)
     time.sleep(seconds)
     share = (servers.cpu_seconds(0) - before) / seconds
-    suite.absolute(f"idle server, {kind}", share * 100, "% of a core", bar="< 1")
+    suite.value(f"idle server, {kind}", share * 100, "% of a core", value_bar=1)
 
 
 def growth(suite: Suite, servers: Servers, cluster: wl.Cluster, kind: Kind, requests: int) -> None:
@@ -205,41 +196,35 @@ def growth(suite: Suite, servers: Servers, cluster: wl.Cluster, kind: Kind, requ
             w.pull(out=out)
 
     some(requests // 10)
-    server, client = servers.rss_bytes(0), _resident("RssAnon")
+    server, client = servers.rss_bytes(0), resident("RssAnon")
     some(requests)
-    for name, more in (("server", servers.rss_bytes(0) - server), ("client", _resident("RssAnon") - client)):
-        suite.absolute(f"growth of the {name} over {requests} requests, {kind}", more / 2**20, "MiB", bar="<= 4")
+    for name, more in (("server", servers.rss_bytes(0) - server), ("client", resident("RssAnon") - client)):
+        suite.value(f"growth of the {name} over {requests} requests, {kind}", more / 2**20, "MiB", value_bar=4)
 
 
-def table(suite: Suite, cluster: wl.Cluster, bare: Bare, rows: int, rounds: int) -> None:
+def table(suite: Suite, cluster: wl.Cluster, bare: Bare, rows: int) -> None:
     """Pull and push of random rows; the limit moves the same bytes, wherever the rows are."""
     rng = np.random.default_rng(1)
     t = cluster.table("t", DIM, rule=wl.RowAdagrad(lr=1e-6), init=wl.Normal(std=0.01))
-    keys = _keys(rows)
-    _fill(t, keys, cluster)
-    out, grads = cluster.empty((BATCH, DIM)), cluster.empty((BATCH, DIM))
+    keys = keys_of(rows)
+    fill(t, keys, cluster)
+    out, grads = filled(cluster.empty, (BATCH, DIM)), cluster.empty((BATCH, DIM))
     grads[:] = rng.standard_normal((BATCH, DIM), dtype=np.float32)
-    keyed = cluster.empty(BATCH * (8 + DIM * 4) // 4)  # as many bytes as keys and gradients
-    keyed[:] = 1
-    batches = itertools.cycle([keys[rng.choice(rows, BATCH, replace=False, shuffle=True)] for _ in range(20)])
-
-    def pull() -> float:
-        return seconds_of(lambda: t.pull(next(batches), out=out), 6)
-
-    def push() -> float:
-        return seconds_of(lambda: t.push(next(batches), grads).wait(), 6)
-
-    def bare_pull() -> float:
-        return bare.pull(out.reshape(-1), 6, REQUEST_BYTES + 8 * BATCH)
-
-    for name, ours, limit, bar in (("pull", pull, bare_pull, 9), ("push", push, lambda: bare.push(keyed, 6), 7)):
-        ours()
-        mine, best = interleave(ours, limit, rounds)
-        suite.absolute(
+    keyed = filled(cluster.empty, BATCH * (8 + DIM * 4) // 4)  # as many bytes as keys and gradients
+    drawn = [keys[rng.choice(rows, BATCH, replace=False, shuffle=True)] for _ in range(BATCHES)]
+    batches = itertools.cycle(drawn)
+    pull, push = bare.pull(out.reshape(-1), REQUEST_BYTES + 8 * BATCH), bare.push(keyed)
+    for name, call, limit, bar in (
+        ("pull", lambda batch: t.pull(batch, out=out), pull, 9),
+        ("push", lambda batch: t.push(batch, grads).wait(), push, 7),
+    ):
+        ours, best = in_turns(timed_over(batches, call), limit, length=suite.length)
+        suite.rate(
             f"table {name}, dim {DIM}, {bare.kind}",
-            BATCH / mine / 1e6,
+            BATCH / 1e6,
             "M rows/s",
-            bar=f">= {bar} M rows/s",
-            limit=BATCH / best / 1e6,
+            ours,
+            best,
+            value_bar=bar,
             against=f"bare {name} of the bytes",
         )

@@ -53,7 +53,7 @@ class Child:
             stderr=subprocess.STDOUT,
             process_group=0,
             pass_fds=pass_fds,
-            preexec_fn=_die_with(os.getpid()) if dies_with_us else None,
+            preexec_fn=die_with(os.getpid()) if dies_with_us else None,
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -118,7 +118,7 @@ def describe(code: int) -> str:
     return f"signal {-code}"
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child of a fork should do little
 
     def ask() -> None:
