@@ -14,7 +14,8 @@ from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Constant, Init
-from windlass._query import Keys, Queries
+from windlass._query import Keys, Queries, Walk
+from windlass._release import owns_native
 from windlass._rules import Rule
 from windlass._snapshot import Snapshot
 from windlass._step import Step, given
@@ -33,6 +34,7 @@ class Pulled(NamedTuple):
     changed: bool  #: whether anything was newer
 
 
+@owns_native("_core")
 class Tensor(Queries):
     """A named dense array on the servers; made by ``cluster.tensor()``.
 
@@ -415,10 +417,10 @@ class Tensor(Queries):
         if self._rows is not None:
             raise InvalidArgument(f"{what}: of the whole tensor only; choose rows with where=, such as wl.key < 100")
 
-    def _walk_keys(self, where: bytes) -> Any:
-        return self._core.keys(where)
+    def _walk_keys(self, where: bytes) -> Walk:
+        return Walk(self._core.keys(where))
 
-    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+    def _next_keys(self, walk: Walk, most: int, timeout: float) -> Keys:
         keys: Keys = walk.next(most, timeout)
         return keys
 

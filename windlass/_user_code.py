@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from windlass import _core
 from windlass._errors import ERRORS, AccessDenied, FunctionFailed, InvalidArgument, WindlassError
 from windlass._functions import Function
+from windlass._release import owns_native
 from windlass._user_rules import RuleFunction
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class _GivenUp(BaseException):
     """Raised in a thread whose call nobody waits for any more."""
 
 
+@owns_native("at")
 class _Runner(threading.Thread):
     """Answers calls until it is given up."""
 
@@ -51,6 +53,7 @@ class _Runner(threading.Thread):
             pass
 
 
+@owns_native("core")
 class Calls:
     """The functions of one server, found by their names, and the thread that runs them."""
 
