@@ -1,5 +1,10 @@
 """Native objects at the end of a process: all are freed, also those of which C++ code keeps the owner."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 from helpers import check_python, run_python
 
@@ -129,3 +134,112 @@ def test_released_objects_raise_closed(here: Environment):
         "next the cluster has been closed: the process is ending",
         "<Cluster, closed> <Future, done> <Tensor 'w' float32(4, 2) Sum()> <Table 't' dim=2 Sum()>",
     ]
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+STUCK = {"rule": "tensor.push(np.ones(4, np.float32)).wait()", "function": "tensor.call(reads)"}
+
+
+@pytest.mark.embedded("the function runs inside the process")
+@pytest.mark.parametrize("kind", STUCK)
+def test_a_function_that_runs_at_the_end_leaks_nothing(kind: str):
+    check_python(
+        f"""
+        import threading, time
+        import numpy as np
+        import windlass as wl
+
+        begun, kept = threading.Event(), []
+
+        @wl.rule
+        def descends(w, g, lr=0.1):
+            kept.append(w)
+            begun.set()
+            time.sleep(60)
+
+        @wl.function
+        def reads(part):
+            kept.append(part)
+            begun.set()
+            time.sleep(60)
+
+        cluster = wl.connect(threads=2)
+        tensor = cluster.tensor("w", (4,), rule=descends() if {kind!r} == "rule" else wl.Sum())
+
+        def ask():
+            try:
+                {STUCK[kind]}
+            except wl.Closed:
+                pass
+
+        threading.Thread(target=ask, daemon=True).start()
+        begun.wait()
+        """,
+        timeout=50,
+    )
+
+
+def test_threads_that_go_on_to_the_end_leak_nothing(here: Environment):
+    check_python(
+        """
+        import threading, time
+        import numpy as np
+        import windlass as wl
+        from helpers import connect_here
+
+        cluster = connect_here()
+        tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
+        begun = threading.Barrier(3)
+
+        def work(call):
+            begun.wait()
+            while True:
+                try:
+                    call()
+                except wl.Closed:
+                    time.sleep(0.001)
+
+        for call in (lambda: tensor.push_pull(np.ones((4, 2), np.float32)), lambda: table.pull([1, 2])):
+            threading.Thread(target=work, args=(call,), daemon=True).start()
+        begun.wait()
+        time.sleep(0.1)
+        """,
+        **here,
+    )
+
+
+# -- runs of pytest --------------------------------------------------------------------------------------------------
+
+LEAVES = (
+    GRAPH
+    + """
+import threading, time
+
+def test_that_fails_with_a_graph_in_its_frame():
+    loss = Keeps.apply(x, make()).sum()
+    assert loss is None
+
+def test_that_leaves_a_thread_behind():
+    tensor = make()["tensor"]
+
+    def work():
+        while True:
+            try:
+                tensor.pull()
+            except wl.WindlassError:
+                time.sleep(0.001)
+
+    threading.Thread(target=work, daemon=True).start()
+"""
+)
+
+
+def test_a_run_of_pytest_ends_without_a_report_of_leaks(here: Environment, tmp_path: pathlib.Path):
+    (tmp_path / "test_leaves.py").write_text(LEAVES)
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent), **here}
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.stderr == ""
