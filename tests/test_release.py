@@ -11,6 +11,7 @@ from helpers import check_python, run_python
 Environment = dict[str, str]  # what the fixture `here` gives
 
 pytest.importorskip("torch")
+TESTS = pathlib.Path(__file__).parent
 
 # torch's graph holds ctx where the collector does not look; by the functions of its class, all globals of the script.
 GRAPH = """
@@ -235,11 +236,22 @@ def test_that_leaves_a_thread_behind():
 )
 
 
+def run_pytest(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(TESTS), **env}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+
+
 def test_a_run_of_pytest_ends_without_a_report_of_leaks(here: Environment, tmp_path: pathlib.Path):
     (tmp_path / "test_leaves.py").write_text(LEAVES)
-    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent), **here}
-    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
-    command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = run_pytest("--rootdir", str(tmp_path), str(tmp_path), **here)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+def test_what_other_tests_keep_is_released():
+    # An exception that is a parameter has a frame with a cluster, and is kept once torch is there.
+    raises = "control/test_members.py::test_a_worker_whose_block_raises_has_not_left_in_peace"
+    done = run_pytest(str(TESTS / raises), str(TESTS / "pytorch" / "test_saved_state.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
