@@ -11,7 +11,6 @@ import importlib as _importlib
 from typing import Any as _Any
 
 from windlass._cluster import Cluster, connect
-from windlass._core import Version
 from windlass._delay import Delayed
 from windlass._errors import (
     AccessDenied,
@@ -64,6 +63,7 @@ from windlass._table import Chunk, Table
 from windlass._tensor import Pulled, Tensor
 from windlass._torch_rule import TorchRule
 from windlass._user_rules import rule
+from windlass._version import Version
 from windlass._where import Expression, key, row
 
 __version__ = "0.1.0"

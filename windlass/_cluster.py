@@ -22,6 +22,7 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._handshake import check_token, load_token
 from windlass._init import Init, Zeros
 from windlass._lease import Lease, Split, make_lease
+from windlass._release import Released, owns_native
 from windlass._rules import Assign, Rule
 from windlass._settings import load as load_settings
 from windlass._settings import token_of
@@ -267,6 +268,7 @@ class Patience(NamedTuple):
     push: float
 
 
+@owns_native("_engine", "_session")
 class Cluster:
     """One worker's view of the servers. Made by ``connect()``; a context manager that closes at the end."""
 
@@ -329,6 +331,7 @@ class Cluster:
         dims = _dims(what, shape)
         self._check(what, name, rule, init, seed)
         assert rule is not None
+        self._engine.check()
         return Tensor(
             self,
             name,
@@ -362,6 +365,7 @@ class Cluster:
             raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
         self._check(what, name, rule, init, seed)
         policy = parse_sync(sync, self._sync, what)
+        self._engine.check()
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
     @staticmethod
@@ -594,7 +598,7 @@ class Cluster:
 
     def _close(self, timeout: float, *, failed: bool = False) -> None:
         """`failed`: this worker did not get to its end, and may be replaced."""
-        if self._engine.forked:
+        if self._engine.forked or isinstance(self._engine, Released):
             return
         try:
             if not failed and not self._engine.closed and self._session.has_open_pushes:
@@ -626,6 +630,8 @@ class Cluster:
                 self._close(min(self._timeout, _CLOSE_SECONDS), failed=not meant)
 
     def __repr__(self) -> str:
+        if isinstance(self._engine, Released):
+            return "<Cluster, closed>"
         state = "closed" if self._engine.closed else "open"
         where = "embedded" if self._remote is None else f"{len(self._remote.servers)} servers, app {self._remote.app!r}"
         return f"<Cluster, {where}, rank {self.rank} of {self.world_size}, {state}>"

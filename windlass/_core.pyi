@@ -307,15 +307,6 @@ def hold_tensor(tensor: Tensor, shard: int) -> Hold: ...
 
 def hold_table(table: Table, shard: int) -> Hold: ...
 
-class Version:
-    """What a pull has seen; to be given back as newer_than=."""
-
-    def __eq__(self, arg: Version, /) -> bool: ...
-
-    def __hash__(self) -> int: ...
-
-    def __repr__(self) -> str: ...
-
 class TensorKeys:
     """Walks the numbers of rows in chunks."""
 
@@ -354,7 +345,10 @@ class Tensor:
     def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float) -> None:
         """The same as part of a step; out must outlive it."""
 
-    def pull_newer(self, out: object, rows: object | None, newer_than: Version | None, timeout: float) -> tuple[Version, bool]: ...
+    def pull_newer(self, out: object, rows: object | None, newer_than: bytes | None, timeout: float) -> tuple[bytes, bool]:
+        """
+        The versions of its shards that it saw, as bytes, and whether any was newer.
+        """
 
     def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
         """A function of the user's, called with every shard: its results."""

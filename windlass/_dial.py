@@ -18,6 +18,7 @@ from windlass import _core
 from windlass._address import Address, dial, peer_of
 from windlass._errors import ERRORS, AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError
 from windlass._handshake import NO_DOOR, greet, side_door
+from windlass._release import owns_native
 
 _ATTEMPT_SECONDS = 2.0
 _CLOSE_SECONDS = 5.0
@@ -25,6 +26,7 @@ _PAUSE_SECONDS = (0.005, 0.2)  # between attempts: the first, and the most it gr
 _dialers: "weakref.WeakSet[Dialer]" = weakref.WeakSet()
 
 
+@owns_native("_links")
 class Dialer:
     """The thread that dials for one set of links. It ends when the links do."""
 

@@ -22,7 +22,7 @@ from windlass._errors import InvalidArgument
 from windlass._packing import pack, unpack
 
 if TYPE_CHECKING:
-    from windlass._core import UserCall
+    from windlass._user_code import RunningCall
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +70,17 @@ class Function:
         found = [unpack(result, f"{what}: a result") for result in results]
         return found if self._merge is None else self._merge(found)
 
-    def _run(self, call: "UserCall") -> None:
+    def _run(self, running: "RunningCall") -> None:
         """On a server."""
+        call = running.native
         what = f"{call.what}: function {self.name!r}"
         args, kwargs = unpack(call.arguments, f"{what}: its arguments")
         numbers: Any = call.numbers
         keys: Any = call.keys
         part = Part(numbers, keys, call.first, call.shard)
-        call.give(pack(self._function(part, *args, **kwargs), f"{what}: its result"))
+        del call
+        result = pack(self._function(part, *args, **kwargs), f"{what}: its result")
+        running.native.give(result)
 
 
 @overload

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from windlass import _core
+from windlass._release import owns_native
 
 T = TypeVar("T")
 
@@ -22,6 +23,7 @@ class Seen(NamedTuple):
         return max(self.asked - self.clock, 0)
 
 
+@owns_native("_call")
 class Future(Generic[T]):
     """A request under way. ``wait()`` returns its result or raises its error.
 

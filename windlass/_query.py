@@ -11,6 +11,7 @@ from windlass import _where
 from windlass._errors import InvalidArgument
 from windlass._functions import Function
 from windlass._packing import pack
+from windlass._release import owns_native
 from windlass._where import Expression, Row
 
 if TYPE_CHECKING:
@@ -35,6 +36,20 @@ class Histogram(NamedTuple):
 
     counts: "np.ndarray[Any, np.dtype[np.int64]]"  #: (bins,)
     edges: "np.ndarray[Any, np.dtype[np.float64]]"  #: (bins + 1,)
+
+
+@owns_native("_core")
+class Walk:
+    """Goes through rows in chunks; what an iterator over keys or rows holds."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def next(self, most: int, timeout: float) -> Any:
+        """At most so many further rows."""
+        return self._core.next(most, timeout)
 
 
 class Queries:
@@ -133,14 +148,14 @@ class Queries:
         self._cluster._engine.check()
         return self._key_chunks(walk, chunk_rows, self._cluster._timeout if timeout is None else timeout)
 
-    def _key_chunks(self, walk: Any, chunk_rows: int, timeout: float) -> Iterator[Keys]:
+    def _key_chunks(self, walk: Walk, chunk_rows: int, timeout: float) -> Iterator[Keys]:
         while len(keys := self._next_keys(walk, chunk_rows, timeout)):
             yield keys
 
-    def _walk_keys(self, where: bytes) -> Any:
+    def _walk_keys(self, where: bytes) -> Walk:
         raise NotImplementedError
 
-    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+    def _next_keys(self, walk: Walk, most: int, timeout: float) -> Keys:
         raise NotImplementedError
 
     # -- numbers ---------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from windlass._address import Address, is_here
 from windlass._cluster import Cluster, OnWorkerLoss, Remote, Transport, is_whole
 from windlass._dial import Dialer
 from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
+from windlass._release import owns_native
 from windlass._sync import Sync
 from windlass._values import Values
 from windlass.control import messages as m
@@ -60,6 +61,7 @@ class Scheduled:
         return attendance
 
 
+@owns_native("links", "session")
 class Attendance:
     """One session's membership in its app."""
 

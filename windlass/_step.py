@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from windlass import _core
 from windlass._arrays import ArrayLike
 from windlass._errors import InvalidArgument
+from windlass._release import owns_native
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from windlass._tensor import Tensor
 
 
+@owns_native("_core")
 class Step:
     """Gathers pushes and pulls; made by ``cluster.step()``. At the end of its block they leave together.
 

@@ -12,7 +12,8 @@ from windlass._delay import check_delay, pull_ahead
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Init
-from windlass._query import Keys, Queries
+from windlass._query import Keys, Queries, Walk
+from windlass._release import owns_native
 from windlass._rules import Rule
 from windlass._step import Step, given
 from windlass._sync import Sync
@@ -30,6 +31,7 @@ class Chunk(NamedTuple):
     weights: "np.ndarray[Any, np.dtype[np.float32]]"  #: (n, dim)
 
 
+@owns_native("_core")
 class Table(Queries):
     """A named map from 64-bit keys to rows of `dim` float32 numbers; made by ``cluster.table()``.
 
@@ -269,7 +271,7 @@ class Table(Queries):
         return self._chunks(chunk_rows, condition, self._cluster._timeout if timeout is None else timeout)
 
     def _chunks(self, chunk_rows: int, condition: bytes, timeout: float) -> Iterator[Chunk]:
-        walk = self._core.export(condition, False)
+        walk = Walk(self._core.export(condition, False))
         while True:
             keys, weights = walk.next(chunk_rows, timeout)
             if len(keys) == 0:
@@ -285,10 +287,10 @@ class Table(Queries):
     def _row_numbers(self) -> int:
         return self.dim
 
-    def _walk_keys(self, where: bytes) -> Any:
-        return self._core.export(where, True)
+    def _walk_keys(self, where: bytes) -> Walk:
+        return Walk(self._core.export(where, True))
 
-    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+    def _next_keys(self, walk: Walk, most: int, timeout: float) -> Keys:
         keys: Keys = walk.next(most, timeout)[0]
         return keys
 

@@ -14,11 +14,13 @@ from windlass._delay import Delayed
 from windlass._errors import InvalidArgument
 from windlass._future import Future
 from windlass._init import Constant, Init
-from windlass._query import Keys, Queries
+from windlass._query import Keys, Queries, Walk
+from windlass._release import owns_native
 from windlass._rules import Rule
 from windlass._snapshot import Snapshot
 from windlass._step import Step, given
 from windlass._sync import Sync
+from windlass._version import Version
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -28,10 +30,11 @@ class Pulled(NamedTuple):
     """What ``pull(newer_than=)`` returns."""
 
     value: Any  #: the array; without out=, None where nothing has changed
-    version: _core.Version  #: to be given as newer_than= next time
+    version: Version  #: to be given as newer_than= next time
     changed: bool  #: whether anything was newer
 
 
+@owns_native("_core")
 class Tensor(Queries):
     """A named dense array on the servers; made by ``cluster.tensor()``.
 
@@ -181,7 +184,7 @@ class Tensor(Queries):
         *,
         out: Any = None,
         dtype: object = None,
-        newer_than: "_core.Version | int | None" = None,
+        newer_than: Version | int | None = None,
         timeout: float | None = None,
     ) -> Any:
         """The weights. Returns `out`, or a new numpy array (of `dtype`, by default what is kept).
@@ -205,21 +208,27 @@ class Tensor(Queries):
         """
         return self._later(None, False, out, dtype, None, 1.0, timeout, priority)
 
-    def _pull_newer(self, out: Any, dtype: object, newer_than: "_core.Version | int", timeout: float | None) -> Pulled:
-        if not isinstance(newer_than, _core.Version) and not (type(newer_than) is int and newer_than == 0):
+    def _pull_newer(self, out: Any, dtype: object, newer_than: Version | int, timeout: float | None) -> Pulled:
+        if not isinstance(newer_than, Version) and not (type(newer_than) is int and newer_than == 0):
             raise InvalidArgument(
                 f"tensor {self.name!r}: newer_than is a version from an earlier pull, or 0, not {newer_than!r}"
             )
+        since = None
+        if isinstance(newer_than, Version):
+            if newer_than.tensor != self.name:
+                raise InvalidArgument(
+                    f"pull of tensor {self.name!r}: newer_than is a version of tensor {newer_than.tensor!r}"
+                )
+            since = newer_than.of
         target, result = self._target(out, dtype, False)
-        since = newer_than if isinstance(newer_than, _core.Version) else None
         seconds = self._patience.pull if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        version, changed = self._core.pull_newer(target, self._rows, since, seconds)
+        seen, changed = self._core.pull_newer(target, self._rows, since, seconds)
         if out is None and since is not None and changed:
             # A fresh array has nothing of the earlier pull: fetch the shards that were left out, too.
             left = max(deadline - time.monotonic(), 0.0)
-            version, _ = self._core.pull_newer(target, self._rows, None, left)
-        return Pulled(result if out is not None or changed else None, version, changed)
+            seen, _ = self._core.pull_newer(target, self._rows, None, left)
+        return Pulled(result if out is not None or changed else None, Version(self.name, seen), changed)
 
     # -- push ------------------------------------------------------------------------------------------------------
 
@@ -408,10 +417,10 @@ class Tensor(Queries):
         if self._rows is not None:
             raise InvalidArgument(f"{what}: of the whole tensor only; choose rows with where=, such as wl.key < 100")
 
-    def _walk_keys(self, where: bytes) -> Any:
-        return self._core.keys(where)
+    def _walk_keys(self, where: bytes) -> Walk:
+        return Walk(self._core.keys(where))
 
-    def _next_keys(self, walk: Any, most: int, timeout: float) -> Keys:
+    def _next_keys(self, walk: Walk, most: int, timeout: float) -> Keys:
         keys: Keys = walk.next(most, timeout)
         return keys
 

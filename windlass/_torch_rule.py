@@ -20,7 +20,7 @@ from windlass._rules import Rule
 from windlass._user_rules import Layout, UserRule
 
 if TYPE_CHECKING:
-    from windlass._core import UserCall
+    from windlass._user_code import RunningCall
 
 #: Of these every element is updated by itself, so that they work under any cut.
 ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
@@ -164,7 +164,9 @@ def _kept(optimizer: Any, options: dict[str, Any], shape: tuple[int, ...] | None
     return _Kept(tuple(arrays), tuple(others))
 
 
-def run_optimizer(optimizer: Any, options: dict[str, Any], layout: Layout, what: str) -> "Callable[[UserCall], None]":
+def run_optimizer(
+    optimizer: Any, options: dict[str, Any], layout: Layout, what: str
+) -> "Callable[[RunningCall], None]":
     """What answers calls for a tensor."""
     import torch
 
@@ -179,13 +181,15 @@ def run_optimizer(optimizer: Any, options: dict[str, Any], layout: Layout, what:
             f"and shard), and {layout} where the tensor is made: the two have different versions of torch"
         )
 
-    def apply(call: "UserCall") -> None:
+    def apply(running: "RunningCall") -> None:
+        call = running.native
         own = shape if shape is not None else (call.rows * call.row,)
         param = torch.nn.Parameter(torch.from_numpy(call.w).view(own))
         param.grad = torch.from_numpy(call.g).view(own)
         opt = optimizer([param], lr=call.hyper[0], **given)
         arrays = {name: torch.from_numpy(a).view(own) for name, a in zip(kept.arrays, call.state, strict=True)}
         numbers = torch.from_numpy(call.shard_scalars)
+        del call
         places, at = {}, 1
         for name, of in kept.others:
             size = int(np.prod(of, dtype=np.int64))

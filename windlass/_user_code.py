@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from windlass import _core
-from windlass._errors import ERRORS, AccessDenied, FunctionFailed, InvalidArgument, WindlassError
+from windlass._errors import ERRORS, AccessDenied, Closed, FunctionFailed, InvalidArgument, WindlassError
 from windlass._functions import Function
+from windlass._release import owns_native
 from windlass._user_rules import RuleFunction
 
 if TYPE_CHECKING:
@@ -32,25 +33,46 @@ class _GivenUp(BaseException):
     """Raised in a thread whose call nobody waits for any more."""
 
 
+@owns_native("native")
+class RunningCall:
+    """A call that is being answered.
+
+    The frames of a function that still runs when the process ends are never freed. So whoever calls one has this among
+    its variables, and not the native call.
+    """
+
+    __slots__ = ("native",)
+
+    def __init__(self, native: "UserCall") -> None:
+        self.native = native
+
+
 class _Runner(threading.Thread):
     """Answers calls until it is given up."""
 
     def __init__(self, calls: "Calls") -> None:
         super().__init__(name="windlass-functions", daemon=True)
         self._calls = calls
-        self.at: UserCall | None = None
+        self.at: RunningCall | None = None
 
     def run(self) -> None:
         try:
             while self._calls.runner is self and not self._calls.core.closed:
-                self.at = self._calls.core.next(_WAIT_SECONDS)
-                if self.at is not None:
-                    self._calls.answer(self.at)
-                    self.at = None
-        except _GivenUp:
+                self._answer_next()
+        except (_GivenUp, Closed):  # Closed: the process is ending
             pass
 
+    def _answer_next(self) -> None:
+        call = self._calls.core.next(_WAIT_SECONDS)
+        if call is None:
+            return
+        self.at = RunningCall(call)
+        del call
+        self._calls.answer(self.at)
+        self.at = None
 
+
+@owns_native("core")
 class Calls:
     """The functions of one server, found by their names, and the thread that runs them."""
 
@@ -58,7 +80,7 @@ class Calls:
         self.core = _core.UserCode(seconds)
         self.runner: _Runner | None = None
         self._find = find
-        self._functions: list[Callable[[UserCall], None]] = []
+        self._functions: list[Callable[[RunningCall], None]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
@@ -78,7 +100,7 @@ class Calls:
             self._threads[0].start()
 
     def close(self) -> None:
-        """Calls that wait end; a function that runs is not waited for."""
+        """Whoever waits for a call gets Closed; a function that runs is not waited for."""
         self.core.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -94,36 +116,39 @@ class Calls:
             if not self.core.wait_given_up(_WAIT_SECONDS):
                 continue
             stuck = self.runner
-            call = None if stuck is None else stuck.at
-            if stuck is None or call is None or not call.given_up:
+            running = None if stuck is None else stuck.at
+            if stuck is None or running is None or not running.native.given_up:
                 continue  # it got through in the meantime
-            _log.error("%s: a function takes too long; it is interrupted, and others go on without it", call.what)
+            _log.error(
+                "%s: a function takes too long; it is interrupted, and others go on without it", running.native.what
+            )
             self._new_runner()
             if stuck.ident is not None:
                 thread = ctypes.c_ulong(stuck.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_GivenUp))
 
-    def answer(self, call: "UserCall") -> None:
+    def answer(self, running: RunningCall) -> None:
         """Runs what is asked for; whatever it raises is the caller's to see, and in the log."""
+        what = running.native.what
         try:
-            if call.finds:
-                self._functions.append(bound(self._find(call), call))
-                call.function = len(self._functions) - 1
-            elif call.reads:
-                self._reader(call)._run(call)
+            if running.native.finds:
+                self._functions.append(bound(self._find(running.native), running.native))
+                running.native.function = len(self._functions) - 1
+            elif running.native.reads:
+                self._reader(running.native)._run(running)
             else:
-                self._functions[call.function](call)
+                self._functions[running.native.function](running)
         except WindlassError as error:
-            self.core.end(call, ERRORS.index(type(error)), str(error))
+            self.core.end(running.native, ERRORS.index(type(error)), str(error))
         except _GivenUp:
-            self.core.end(call, ERRORS.index(FunctionFailed), f"{call.what}: its function was given up")
+            self.core.end(running.native, ERRORS.index(FunctionFailed), f"{what}: its function was given up")
             raise
         except BaseException as error:
-            _log.exception("%s: a function of the user's raised", call.what)
-            said = f"{call.what}: its function raised {type(error).__name__}: {error}; nothing was changed"
-            self.core.end(call, ERRORS.index(FunctionFailed), said)
+            _log.exception("%s: a function of the user's raised", what)
+            said = f"{what}: its function raised {type(error).__name__}: {error}; nothing was changed"
+            self.core.end(running.native, ERRORS.index(FunctionFailed), said)
         else:
-            self.core.end(call)
+            self.core.end(running.native)
 
     def _reader(self, call: "UserCall") -> Function:
         found = self._find(call)
@@ -176,7 +201,7 @@ class Allowed:
         return found
 
 
-def bound(found: object, call: "UserCall") -> Callable[["UserCall"], None]:
+def bound(found: object, call: "UserCall") -> Callable[[RunningCall], None]:
     """What answers calls for the object that a call is about."""
     name, _, text = call.text.partition(" ")
     try:

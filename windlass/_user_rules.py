@@ -25,7 +25,7 @@ from windlass._errors import InvalidArgument
 from windlass._rules import OPTIONS, Rule
 
 if TYPE_CHECKING:
-    from windlass._core import UserCall
+    from windlass._user_code import RunningCall
 
 _NUMBERS_MAX = 7
 _VECTORS_MAX = 8
@@ -218,7 +218,7 @@ class RuleFunction:
         rows = self._rows or bool(self._row_state)
         return (len(self._state), len(self._row_state), 0, self._whole, rows, self._init is not None)
 
-    def bind(self, layout: Layout, shape: Sequence[int] | None) -> "Callable[[UserCall], None]":
+    def bind(self, layout: Layout, shape: Sequence[int] | None) -> "Callable[[RunningCall], None]":
         """What answers calls for an object, whose maker says what it keeps."""
         if layout != self.layout():
             raise InvalidArgument(
@@ -260,8 +260,9 @@ class _Bound:
     def __init__(self, of: RuleFunction, shape: tuple[int, ...] | None) -> None:
         self._of, self._shape = of, shape
 
-    def __call__(self, call: "UserCall") -> None:
-        of = self._of
+    def __call__(self, running: "RunningCall") -> None:
+        of, call = self._of, running.native
+        count, hyper = call.count, call.hyper
         counts: Any = call.counts
         if counts is not None or of._rows or of._row_state:
             shape: tuple[int, ...] = (call.rows, call.row)
@@ -271,7 +272,8 @@ class _Bound:
         known |= {name: array.reshape(shape) for name, array in zip(of._state, call.state, strict=True)}
         if of._row_state:
             known |= dict(zip(of._row_state, call.row_scalars.T, strict=True))
-        if call.count == 0:
+        del call
+        if count == 0:
             self._begin(known)
             return
         if of._init is not None and counts is not None and (counts == 1).any():
@@ -280,8 +282,8 @@ class _Bound:
             self._begin(some)
             for name in (*of._state, *of._row_state):
                 known[name][new] = some[name]
-        known |= zip(of._numbers, call.hyper, strict=False)
-        known["count"] = call.count if counts is None else counts.astype(np.int64)[:, None]
+        known |= zip(of._numbers, hyper, strict=False)
+        known["count"] = count if counts is None else counts.astype(np.int64)[:, None]
         result = of._function(*(self._argument(known[name]) for name in of._wants))
         if result is None:
             return

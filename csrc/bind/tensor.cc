@@ -1,6 +1,7 @@
 #include "client/tensor.h"
 
 #include <bit>
+#include <cstring>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -16,12 +17,6 @@
 
 namespace windlass::bind {
 namespace {
-
-// What a pull has seen of each shard. Opaque: to be given back as newer_than=.
-struct Version {
-  std::string tensor;
-  Versions of;
-};
 
 Selection to_selection(const std::string& name, nb::handle rows) {
   Selection s;
@@ -141,25 +136,29 @@ size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list
   return from;
 }
 
-std::pair<Version, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle rows, const Version* newer_than,
-                                    double timeout) {
+// Versions are bytes in Python, eight per shard: a value, which may live longer than the interpreter's modules.
+std::pair<nb::bytes, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle rows,
+                                      const std::optional<nb::bytes>& newer_than, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, nb::none(), out, rows, nb::none(), 1.0);
   p.request.versioned = true;
-  if (newer_than != nullptr) {
-    const std::string& name = t.name();
-    if (newer_than->tensor != name || newer_than->of.size() != t.cut().shards) {
-      throw StatusError{
-          Status(Code::kInvalidArgument,
-                 "pull of tensor '" + name + "': newer_than is a version of tensor '" + newer_than->tensor + "'")};
-    }
-    p.request.newer_than = &newer_than->of;
+  Versions since;
+  if (newer_than) {
+    const size_t expected = t.cut().shards * sizeof(since[0]);
+    if (newer_than->size() != expected)
+      throw StatusError{Status(Code::kInvalidArgument, "pull of tensor '" + t.name() + "': expected " +
+                                                           std::to_string(expected) + " bytes of versions, saw " +
+                                                           std::to_string(newer_than->size()))};
+    since.resize(t.cut().shards);
+    std::memcpy(since.data(), newer_than->data(), expected);
+    p.request.newer_than = &since;
   }
   Ref<TensorCall> call;
   start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
   finish(call, deadline);
-  return {Version{t.name(), call->versions()}, call->changed()};
+  const Versions& seen = call->versions();
+  return {nb::bytes(seen.data(), seen.size() * sizeof(seen[0])), call->changed()};
 }
 
 // Whole arrays by the order of tensor/planes.h, None where one is left out, and a count of updates per shard. `kept`
@@ -251,20 +250,6 @@ nb::object vector(TensorClient& t, VectorOp op, TensorClient* other, nb::handle 
 }  // namespace
 
 void bind_tensor(nb::module_& m) {
-  nb::class_<Version>(m, "Version", "What a pull has seen; to be given back as newer_than=.")
-      .def("__eq__", [](const Version& a, const Version& b) { return a.tensor == b.tensor && a.of == b.of; })
-      .def("__hash__",
-           [](const Version& v) {
-             uint64_t h = 0;
-             for (const uint64_t x : v.of) h = mix_in(h, x);
-             return static_cast<Py_hash_t>(h >> 2);
-           })
-      .def("__repr__", [](const Version& v) {
-        uint64_t sum = 0;
-        for (const uint64_t x : v.of) sum += x != 0 ? x - 1 : 0;
-        return "<Version of " + std::to_string(v.of.size()) + " shards, " + std::to_string(sum) + " updates>";
-      });
-
   nb::class_<TensorKeys>(m, "TensorKeys", "Walks the numbers of rows in chunks.")
       .def("next", &TensorKeys::next, nb::arg("most"), nb::arg("timeout"));
 
@@ -304,7 +289,7 @@ void bind_tensor(nb::module_& m) {
            nb::arg("rows").none(), nb::arg("hyper").none(), nb::arg("weight"),
            "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
-           nb::arg("timeout"))
+           nb::arg("timeout"), "The versions of its shards that it saw, as bytes, and whether any was newer.")
       .def("call", &call_function<TensorClient>, nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
            nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
            "A function of the user's, called with every shard: its results.")

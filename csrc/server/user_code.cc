@@ -128,7 +128,12 @@ Status UserCode::wait_for(const Ref& call) {
   if (closed_) return Status(Code::kClosed, call->what + ": functions of the user's are no longer run here");
   calls_.push_back(call);
   came_.notify_one();
-  if (wait_until(ended_, lock, deadline, [&] { return call->state_ == Call::kDone; })) return call->status_;
+  const bool over = wait_until(ended_, lock, deadline, [&] { return call->state_ == Call::kDone || closed_; });
+  if (call->state_ == Call::kDone) return call->status_;
+  if (over) {
+    call->given_up = true;
+    return Status(Code::kClosed, call->what + ": its function was still running; nothing was changed");
+  }
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) / 1e9);
   if (call->state_ == Call::kWaiting) {

@@ -37,7 +37,8 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
     uint32_t shard = 0;
     bool is_table = false;
   };
-  struct Call {
+  // Shared with whoever has one of its arrays, in Python without the object that stands for it there.
+  struct Call : std::enable_shared_from_this<Call> {
     enum Kind : uint8_t { kFind, kApply, kRead } kind = kFind;
     std::string text;       // kFind, kRead: a name
     Foreign foreign;        // kFind: all that is known of it
@@ -72,7 +73,7 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
   // Waits until a call that runs is given up. False when none is until the deadline.
   bool wait_given_up(int64_t deadline_ns);
   bool closed();
-  // Nobody runs calls any longer: all end with kClosed.
+  // Nobody runs calls any longer: all end with kClosed, and one that runs is given up.
   void close();
 
  protected:

@@ -138,6 +138,24 @@ TEST(a_function_that_takes_too_long_is_given_up_and_changes_nothing_later) {
   CHECK(made.tensor->fingerprint(0) != before);  // the last counts
 }
 
+TEST(who_waits_for_a_function_that_runs_stops_waiting_when_all_is_closed) {
+  Runner runner(60);
+  std::shared_ptr<ForeignRule> rule;
+  CHECK_OK(runner.code->find("tensor 't'", descent(0), &rule));
+  runner.hangs = true;
+  std::atomic<bool> taken{false};
+  Status status;
+  std::thread waiting(
+      [&] { status = rule->apply({.elements = 4}, [](ForeignCall&) {}, [&](const ForeignCall&) { taken = true; }); });
+  while (runner.begun == 0) std::this_thread::yield();
+  const int64_t start = os::now_ns();
+  runner.code->close();
+  waiting.join();
+  CHECK(os::now_ns() - start < 30'000'000'000);
+  CHECK(status.code() == Code::kClosed && status.message().find("was still running") != std::string::npos);
+  CHECK(!taken);
+}
+
 TEST(a_rule_for_a_whole_tensor_makes_one_shard_and_refuses_some_rows) {
   Runner runner(10);
   TensorSpec spec{.shape = {4000, 100}, .rule = descent(1)};

@@ -19,6 +19,7 @@ from typing import Any
 from windlass import _core, _errors
 from windlass._address import Address, why
 from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
+from windlass._release import owns_native
 from windlass.control import messages as m
 from windlass.control.auth import REFUSAL, check_confirm, make_answer
 from windlass.control.websocket import WebSocket, frame
@@ -63,6 +64,7 @@ def _in_our_words(error: BaseException, what: str) -> BaseException:
     return ServerLost(f"{what}: {why(error)}")
 
 
+@owns_native("_beat")
 class Member:
     """One process's membership. `heard` is called with every message that is no answer, from the listening thread."""
 
