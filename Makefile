@@ -28,7 +28,7 @@ $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
 
 # pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
 define pytest
-	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
 	$(BIN)/python -m pytest -q tests $(1) -m alone
 endef
 

@@ -48,6 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("alone")
         if mark is not None:
             reason_of(mark, item)
+        if "allowing" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("allowing"))  # its servers take seconds to start: once is enough
     if config.getoption("--accurate"):
         return
     passed_over = passed_over_of(items)

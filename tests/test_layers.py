@@ -8,7 +8,7 @@ import pytest
 CSRC = pathlib.Path(__file__).resolve().parents[1] / "csrc"
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 
-#: Lowest first. A file includes files of its own folder and of layers below; folders of one layer do not see each other.
+#: Lowest first. A file includes files of its own folder and of layers below, not of its neighbours in the same layer.
 LAYERS = (
     {"base"},
     {"wire", "rule", "sync"},

@@ -261,6 +261,7 @@ def slowed_by_strangers(server: Process, rounds: int) -> float:
             return min(p99() for _ in range(rounds)) / alone
 
 
+@pytest.mark.alone("measures how long calls take")
 @pytest.mark.usefixtures("many_files")
 def test_s4_real_work_goes_on_while_strangers_come(tmp_path: pathlib.Path, accurate: bool):
     with process(tmp_path, WINDLASS_TOKEN=TOKEN.decode()) as server:
@@ -272,6 +273,7 @@ def test_s4_real_work_goes_on_while_strangers_come(tmp_path: pathlib.Path, accur
         assert times <= 2
 
 
+@pytest.mark.alone("measures how long calls take")
 @pytest.mark.usefixtures("many_files")
 def test_s4_turns_red_when_a_stranger_is_much_work(tmp_path: pathlib.Path):
     work = """
@@ -279,14 +281,15 @@ import hashlib, threading
 from windlass import _handshake
 greeting = _handshake.make_greeting
 def hard():
-    work = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 20_000)
+    work = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
     for _ in range(4):
         threading.Thread(target=work).start()
     return greeting()
 _handshake.make_greeting = hard
 """
     with process(tmp_path, prelude=work, WINDLASS_TOKEN=TOKEN.decode()) as server:
-        assert slowed_by_strangers(server, 3) > 2
+        # Others may keep the machine busy in one half and not in the other.
+        assert any(slowed_by_strangers(server, 3) > 2 for _ in range(3))
 
 
 @pytest.mark.usefixtures("many_files")
