@@ -7,7 +7,7 @@ CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 RELEASE := build/release
 JOBS ?= $(shell nproc)
-TEST_JOBS ?= $(shell expr $(JOBS) + 1)
+TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short clean
@@ -26,9 +26,12 @@ $(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
 	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
 	touch $@
 
+# What takes longest, to begin with it: at the end nobody waits for one long test.
+SLOW_TESTS := $(addprefix tests/,test_demo.py test_cli.py test_compare.py test_bench_train.py sim fault launch wire)
+
 # pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
 define pytest
-	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -q $(SLOW_TESTS) tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
 	$(BIN)/python -m pytest -q tests $(1) -m alone
 endef
 

@@ -97,6 +97,7 @@ def test_a_scheduler_that_is_killed_stops_nobody_who_holds_leases():
         before = [last(worker, "batch") for worker in workers]
         for worker, count in zip(workers, before, strict=True):  # 10 batches of an epoch are its own: 40 epochs
             wait_for(worker, lambda worker=worker, count=count: last(worker, "batch") > count + 400, "it goes on")
+        for worker, count in zip(workers, before, strict=True):  # by now: of the first that ends nobody would hear
             stall = last(worker, "stall")
             print(f"{last(worker, 'batch') - count:.0f} batches without a scheduler; the longest took {stall} s")
             assert stall <= LATE_S
