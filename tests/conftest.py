@@ -2,8 +2,10 @@
 
 A test that takes `cluster` has each of its cases three times: inside the process, over TCP, and over Unix sockets with
 memory that is shared, each of those with two server processes. All cases run inside the process; over each kind of
-socket some of them do, one in eight and at least one of each function, and all of them with --accurate. A test that can
-only be about the engine inside the process says why with a mark, which drops the others:
+socket some of them do, one in eight and at least one of each function. A test that is about connections, with a
+parameter `kind`, has each case over one kind of them. With --accurate, all cases run over all kinds.
+
+A test that can only be about the engine inside the process says why with a mark, which drops the others:
 ``@pytest.mark.embedded("reads the memory of the process")``, on a test, a module, or one case of a parametrised test.
 
 Tests run beside each other (``make test``). One that measures the machine, or that the others would disturb, says so
@@ -14,6 +16,7 @@ import collections
 import contextlib
 import hashlib
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -62,19 +65,42 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def passed_over_of(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The cases over sockets that only run with --accurate.
+    """The cases that only run with --accurate.
 
     A hash of its name decides about a case: the choice is the same everywhere, and spread over the parameters.
     """
-    cases: dict[tuple[str, str], list[pytest.Item]] = collections.defaultdict(list)
+    embedded_too: dict[tuple[str, str], list[pytest.Item]] = collections.defaultdict(list)
+    sockets_only: dict[str, dict[tuple[str, str], pytest.Item]] = collections.defaultdict(dict)
     for item in items:
+        function = item.nodeid.partition("[")[0]
         if (kind := transport_of(item)) in ("tcp", "unix"):
-            cases[item.nodeid.partition("[")[0], kind].append(item)
+            embedded_too[function, kind].append(item)
+        elif (kind := kind_of(item)) is not None:
+            others = re.sub(rf"(^|-){kind}(?=-|$)", r"\1", item.callspec.id, count=1)
+            sockets_only[function][others, kind] = item
     found: set[pytest.Item] = set()
-    for some in cases.values():
-        some.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
-        found.update(some[max(1, len(some) // ONE_IN) :])
+    for cases in embedded_too.values():
+        cases.sort(key=lambda item: hashed(item.nodeid))
+        found.update(cases[max(1, len(cases) // ONE_IN) :])
+    for function, by_kind in sockets_only.items():
+        others = sorted({other for other, _ in by_kind}, key=lambda other: hashed(function + other))
+        kinds = sorted({kind for _, kind in by_kind})
+        chosen = {(others[i % len(others)], kinds[i % len(kinds)]) for i in range(max(len(others), len(kinds)))}
+        if chosen <= by_kind.keys():  # all of them are there to choose from
+            found.update(item for case, item in by_kind.items() if case not in chosen)
     return found
+
+
+def hashed(name: str) -> bytes:
+    """The same in every process."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def kind_of(item: pytest.Item) -> str | None:
+    """Over which connections a case runs of a test that is about them."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    kind = params.get("kind", params.get("pair"))
+    return kind if kind in ("tcp", "unix", "arena") else None
 
 
 def transport_of(item: pytest.Item) -> str | None:

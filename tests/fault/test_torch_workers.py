@@ -44,7 +44,9 @@ def last(worker: Process, what: str) -> float:
     return float(found[-1]) if found else 0.0
 
 
-@pytest.mark.parametrize(("sync", "overlap"), [("bsp", False), ("bsp", True), ("ssp:3", False)])
+@pytest.mark.parametrize(
+    ("sync", "overlap"), [pytest.param("bsp", False, marks=pytest.mark.long), ("bsp", True), ("ssp:3", False)]
+)
 def test_the_others_go_on_and_a_new_one_takes_its_share(sync: str, overlap: bool):
     seed = random.randrange(2**32)
     at = random.Random(seed).randint(1, 60)

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -39,6 +40,7 @@ UNITS = {
     "bytes/row": False,
     "of the final size": False,
 }
+SHORT_BYTES_MAX = 16_000_000  # of an array, in the short form
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -81,6 +83,10 @@ class Suite:
         self.runs: Length = SHORT_RUNS if short else RUNS
         self._measured = measured
         self._console = console
+
+    def sizes(self, sizes: Sequence[int]) -> list[int]:
+        """Those to measure, in bytes: in the short form the large ones are left out."""
+        return [size for size in sizes if not self.short or size <= SHORT_BYTES_MAX]
 
     def rate(
         self,

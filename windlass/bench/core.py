@@ -37,7 +37,7 @@ def dense(suite: Suite) -> None:
     """push_pull of registered arrays against the fused loop w = rule(w, g); out = w."""
     for threads in sorted({1, _core.cores()}):
         for label, rule in (("SGD", wl.SGD(lr=1e-6)), ("Adam", wl.Adam(lr=1e-6))):
-            for size_bytes in SIZES if threads == 1 else SIZES[1:]:  # one thread does the small ones alone
+            for size_bytes in suite.sizes(SIZES if threads == 1 else SIZES[1:]):  # one thread does the small ones alone
                 with wl.connect(threads=threads) as cluster:
                     where = threads_of(threads)
                     push_pull(

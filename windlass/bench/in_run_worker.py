@@ -52,7 +52,7 @@ ITERATION = ("pull + push + tick", "pull", "push", "tick")
 def alone(suite: Suite, cluster: wl.Cluster, own: Empty, rows: int) -> None:
     """One worker with registered arrays and with ordinary ones."""
     smallest(suite, cluster)
-    for size_bytes in SIZES:
+    for size_bytes in suite.sizes(SIZES):
         rule, bar = wl.SGD(lr=1e-6), bar_of(size_bytes)
         push_pull(suite, cluster, own, "SGD", rule, size_bytes, where=WHERE, bar=bar)
         where = f"{WHERE}, ordinary arrays"
@@ -194,7 +194,7 @@ def iterations(suite: Suite, leader: Leader, policy: str) -> None:
 def push_pulls(suite: Suite, leader: Leader, own: Empty, policy: str) -> None:
     """push_pull of all workers at once: the sum over them."""
     threads = _core.cores()
-    for size_bytes in TOGETHER_SIZES:
+    for size_bytes in suite.sizes(TOGETHER_SIZES):
         ours, limit = in_turns(
             leader.together(work="push_pull", size_bytes=size_bytes),
             fused_loop(own, "SGD", size_bytes, threads),

@@ -44,9 +44,9 @@ def run(console: Console, rows: int, short: bool = False) -> Suite:
     in_run.together(suite)
     with Servers(1, kind="unix") as servers, servers.connect(transport="arena") as cluster, own_arrays() as own:
         for label, rule, sizes in (("SGD", wl.SGD(lr=1e-6), SGD_SIZES), ("Adam", wl.Adam(lr=1e-6), SIZES)):
-            for size_bytes in sizes:
+            for size_bytes in suite.sizes(sizes):
                 push_pull(suite, cluster, own, label, rule, size_bytes, where=WHERE, bar=bar_of(size_bytes))
-        for size_bytes in SIZES:
+        for size_bytes in suite.sizes(SIZES):
             one_way(suite, cluster, own, size_bytes)
         step(suite, cluster)
         smallest_pull(suite, cluster)

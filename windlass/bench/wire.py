@@ -41,7 +41,7 @@ def run(console: Console, rows: int, short: bool = False) -> Suite:
     suite = Suite("wire", console, MEASURED, short=short, detail=f"{rows / 1e6:g} M rows")
     for kind in KINDS:
         with Bare(kind) as bare, Servers(1, kind=kind) as servers, servers.connect(transport="socket") as cluster:
-            for size_bytes in SIZES:
+            for size_bytes in suite.sizes(SIZES):
                 dense(suite, cluster, bare, size_bytes)
             smallest_pull(suite, cluster, bare)
             idle(suite, servers, kind, 1.0 if short else 3.0)
