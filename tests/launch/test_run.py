@@ -314,6 +314,19 @@ def test_whoever_is_killed_nothing_is_left(running, who: str):
     run.check_nothing_is_left(8)
 
 
+def test_a_run_that_is_over_before_its_servers_have_begun_ends_in_silence(tmp_path: pathlib.Path):
+    (tmp_path / "sitecustomize.py").write_text("import sys, time\ntime.sleep(1.5 * (sys.orig_argv[-1] == 'server'))\n")
+    done = subprocess.run(
+        [*WINDLASS, "run", "--servers", "2", script(tmp_path, "")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**environment(), "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not rundir.base().exists()
+
+
 def test_what_a_killed_worker_forked_is_ended_with_it(running):
     run = running("import signal; signal.signal(15, signal.SIG_IGN)\n" + FORKS, "--workers", "2")
     run.wait_for("forked", 2)

@@ -161,7 +161,7 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
 
 def main() -> int:
     """For children of the launcher: the role is the argument, everything else is in the environment."""
-    role, folder = sys.argv[1], os.environ.get("WINDLASS_RUN_DIR")
+    role, folder, launcher = sys.argv[1], os.environ.get("WINDLASS_RUN_DIR"), os.getppid()
     settings = load()
     set_up_log()
     try:
@@ -170,7 +170,7 @@ def main() -> int:
         try:
             return run_scheduler(settings, int(os.environ["WINDLASS_LISTEN_FD"]), sys.stdin.fileno())
         finally:
-            if folder is not None:  # the launcher may have been killed
+            if folder is not None and os.getppid() != launcher:  # it was killed; otherwise servers may yet look there
                 rundir.remove(pathlib.Path(folder))
     except InvalidArgument as error:
         print(f"ERROR {error}", file=sys.stderr)
