@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short sanitizers-short asan-short-built tsan-short-built clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -94,15 +94,22 @@ tsan: $(VENV)/base ## the core's tests under ThreadSanitizer
 	$(call sanitized,tsan,thread)
 	build/tsan/core_test --accurate
 
-asan-short: $(VENV)/base
-	$(call sanitized,asan-short,address$(comma)undefined,-DWINDLASS_WIDE_ISAS=OFF)
+asan-short: asan-short-built
 	build/asan-short/core_test
 	@! WINDLASS_BREAK=bounds build/asan-short/core_test decoders_read_any_mutated_frame >/dev/null 2>&1 \
 	  || { echo "S6 did not turn red: a decoder that reads beyond its end went unnoticed"; exit 1; }
 
-tsan-short: $(VENV)/base
-	$(call sanitized,tsan-short,thread,-DWINDLASS_WIDE_ISAS=OFF -DWINDLASS_TESTS_WITHOUT="rule|query|wire|session|table")
+tsan-short: tsan-short-built
 	build/tsan-short/core_test
+
+sanitizers-short: asan-short-built tsan-short-built ## both short forms; they wait much, and so run beside each other
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target asan-short tsan-short
+
+asan-short-built: $(VENV)/base
+	$(call sanitized,asan-short,address$(comma)undefined,-DWINDLASS_WIDE_ISAS=OFF)
+
+tsan-short-built: $(VENV)/base
+	$(call sanitized,tsan-short,thread,-DWINDLASS_WIDE_ISAS=OFF -DWINDLASS_TESTS_WITHOUT="rule|query|wire|session|table")
 
 comma := ,
 
