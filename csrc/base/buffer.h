@@ -1,10 +1,14 @@
 // Buffer: memory for one thing at a time, kept for the next. Fresh memory costs a page fault every 4 KiB, so a buffer
 // only grows; the pages of one that is never filled are never there.
 //
+// OnceBuffer: memory for one thing, taken once. What is small comes from the heap: a mapping costs two system calls and
+// a page fault, more than the work of a small request. What is large is a mapping, and is gone when the buffer is.
+//
 // Thread safety: none.
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "base/os.h"
@@ -41,6 +45,22 @@ class Buffer {
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+};
+
+class OnceBuffer {
+ public:
+  // So many bytes with anything in them; nullptr when there is no memory. Once.
+  std::byte* room(size_t bytes) {
+    if (bytes > kHeapBytesMax) return mapped_.room(bytes);
+    heap_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    return heap_.get();
+  }
+  std::byte* data() const { return heap_ != nullptr ? heap_.get() : mapped_.data(); }
+
+ private:
+  static constexpr size_t kHeapBytesMax = size_t{16} << 10;
+  std::unique_ptr<std::byte[]> heap_;
+  Buffer mapped_;
 };
 
 }  // namespace windlass

@@ -156,7 +156,7 @@ void Call::note_answer(const wire::Part& answer, const std::string& items, uint6
     const auto ns = static_cast<int64_t>(reader.get<uint64_t>());
     note_wait(ns, reader.get<uint32_t>());
   }
-  if (sync.rounds() && sync.number != 0) session_->catch_up(answer.clock);
+  if (sync.may_drop()) session_->catch_up(answer.clock);
 }
 
 std::shared_ptr<const void> Call::kept_alive() {
@@ -185,7 +185,7 @@ void Call::look(Shard& shard, uint64_t asked) {
   const uint64_t clock = others == Gate::kNone ? asked : others;
   crowd.count_pull(asked, clock);
   note_seen(asked, clock);
-  if (shard.gate != nullptr && shard.gate->sync().rounds() && shard.gate->sync().number != 0) session_->catch_up(clock);
+  if (shard.gate != nullptr && shard.gate->sync().may_drop()) session_->catch_up(clock);
 }
 
 std::string Call::stuck_at_gate(Shard& shard, uint64_t asked) const {

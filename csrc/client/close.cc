@@ -48,7 +48,10 @@ class CloseCall final : public Work, public Remote {
   const std::byte* numbers(uint32_t) override { return nullptr; }
   void gather(uint32_t, std::byte*) override {}
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
-  Status land(uint32_t, bool, const wire::Part&, const std::string&, const std::byte*) override { return {}; }
+  Status land(uint32_t part, bool, const wire::Part& answer, const std::string&, const std::byte*) override {
+    if (!is_tick(part) && closing_[parts_[part].object].progress->sync.may_drop()) session_->catch_up(answer.clock);
+    return {};
+  }
   void over(const Status& status) override { end_away(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     if (is_tick(part)) return nullptr;
@@ -124,9 +127,7 @@ Status CloseCall::start(int64_t deadline_ns) {
 
 Status close_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& closing, uint64_t clock,
                   std::vector<uint32_t> open, int64_t deadline_ns) {
-  // A reader has no clock; and where there is one worker and no gate, nobody wants to know it, unless others may join.
-  const bool alone = session->world_size() == 1 && !session->engine().links()->may_grow();
-  if (session->world_size() == 0 || (alone && closing.empty())) return {};
+  if (session->world_size() == 0 || (!session->has_listeners() && closing.empty())) return {};
   std::vector<uint32_t> all(session->engine().links()->servers().size());
   std::iota(all.begin(), all.end(), 0);
   const Ref<CloseCall> call(new CloseCall(std::move(session), closing, clock, std::move(open), std::move(all)));

@@ -265,7 +265,7 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
       if (c.shards.empty()) closing.pop_back();
     }
     clock_.store(clock, std::memory_order_release);
-    if (push_follows && world_size_ > 1 && closing.empty() && !open.empty() && open == told_open_) {
+    if (push_follows && has_listeners() && closing.empty() && open == told_open_) {
       untold_.assign(engine_->links()->servers().size(), 1);
       any_untold_.store(true, std::memory_order_release);
       return {};
@@ -277,6 +277,11 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
     return {};
   }
   return close_away(shared_from_this(), closing, clock, std::move(open), deadline_ns);
+}
+
+// A reader has no clock; a worker that is alone, where no scheduler lets others in, has nobody to tell it to.
+bool Session::has_listeners() const {
+  return world_size_ > 1 || (world_size_ == 1 && engine_->links() != nullptr && engine_->links()->may_grow());
 }
 
 bool Session::tells(uint32_t server, uint64_t clock) {

@@ -151,6 +151,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Status tell_clock(int64_t deadline_ns);
   // Whether a push of this clock to that server should say that all before it is closed.
   bool tells(uint32_t server, uint64_t clock);
+  bool has_listeners() const;  // whether servers want to know this worker's clock
   // Updates up to this one were made without us: the next tick goes on from there.
   void catch_up(uint64_t clock);
   // Where others have begun: this worker begins at a clock that fits theirs.

@@ -282,6 +282,7 @@ Status StepCall::land(uint32_t part, bool lies, const wire::Part& answer, const 
   const Entry& entry = entries_[parts_[part].entry];
   const uint64_t size = size_of(static_cast<Dtype>(entry.item.dtype_out));
   const uint64_t expected = lies || entry.out == nullptr ? 0 : elements(parts_[part]) * size;
+  if (entry.tensor->sync().may_drop()) session_->catch_up(answer.clock);
   if (numbers == nullptr && answer.numbers_bytes == expected) return {};
   return Status(Code::kProtocolError, "part " + std::to_string(answer.shard) + " of a step has " +
                                           std::to_string(answer.numbers_bytes) + " bytes of numbers, expected " +

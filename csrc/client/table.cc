@@ -124,6 +124,7 @@ Status LocalTableCall::pass(uint32_t part) {
   Table& table = client_->table();
   const uint32_t index = shards_[part];
   Shard& shard = table.shard(index);
+  if (client_->sync().may_drop()) session().catch_up(shard.gate->made());
   if (waits_for_update() && shard.staged != nullptr)
     WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
   if (arrays_.out == nullptr || !answers()) return {};

@@ -216,6 +216,7 @@ Status LocalTensorCall::pass(uint32_t part) {
   Tensor& tensor = client_->tensor();
   const uint32_t index = shards_[part];
   Shard& shard = tensor.shard(index);
+  if (client_->sync().may_drop()) session().catch_up(shard.gate->made());
   if (waits_for_update() && shard.staged != nullptr)
     WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
   if (arrays_.out != nullptr && answers()) {

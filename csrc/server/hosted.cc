@@ -656,13 +656,15 @@ Ran Hosted::run(const Order& o, Shard& shard, const Status& checked, std::byte* 
 }
 
 // The clock up to which everybody's pushes are in what the order saw, its own worker's clock where there is nobody
-// else.
+// else. A worker whose pushes may be dropped learns it from every answer, else it would never catch up.
 uint64_t Hosted::seen(const Order& o, const Shard& shard) const {
   const uint64_t asked = o.op() == Op::kPushPull ? o.part.clock + 1 : o.part.clock;
-  if (!wants_numbers(o.op()) || o.rank == Gate::kOutsider || company_.crowd->alone()) return asked;
+  const bool looks = wants_numbers(o.op());
+  if (o.rank == Gate::kOutsider || company_.crowd->alone()) return asked;
+  if (!looks && (shard.gate == nullptr || !shard.gate->sync().may_drop())) return asked;
   const uint64_t others = shard.gate != nullptr ? shard.gate->seen(o.rank) : company_.crowd->slowest(o.rank);
   const uint64_t seen = others == Gate::kNone ? asked : others;
-  company_.crowd->count_pull(asked, seen);
+  if (looks) company_.crowd->count_pull(asked, seen);
   return seen;
 }
 

@@ -133,9 +133,13 @@ bool Incoming::next_read(Batch* batch) {
 
 bool Incoming::next(Batch* batch, Freed* freed) {
   if (!all_.empty()) return next_read(batch);
-  std::lock_guard lock(reading_);
-  // Whoever waits for the peer owes nobody anything.
-  if (!request_.lies() || (left_parts_ != 0 && !channel_.has_ahead(kSection))) answer_all(freed);
+  // Answers others before it waits for the peer, or for a thread that may: a slow client holds up nobody else.
+  std::unique_lock lock(reading_, std::try_to_lock);
+  if (!lock) {
+    answer_all(freed);
+    lock.lock();
+  }
+  if (!freed->empty() && left_parts_ != 0 && !has_part_ahead()) answer_all(freed);
   size_t used = 0;  // of this thread's memory
   batch->n = 0;
   batch->staged = 0;
@@ -153,6 +157,13 @@ bool Incoming::next(Batch* batch, Freed* freed) {
     if (!status_.ok() || batch->parts[batch->n++].part.bytes() != 0) break;
   }
   return batch->n != 0;
+}
+
+// Whether all of the next part has been read ahead.
+bool Incoming::has_part_ahead() {
+  const std::byte* const head = channel_.ahead(0, kSection);
+  wire::Part part;
+  return head != nullptr && wire::decode(head, &part).ok() && channel_.ahead(kSection, part.bytes()) != nullptr;
 }
 
 // The next part, if it has been read ahead and goes well with those before.

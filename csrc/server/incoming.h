@@ -51,6 +51,7 @@ class Incoming final : public Helped {
   void begin_together();
   void end_together(const std::vector<std::byte>& answers, Freed* freed);
   Status read_part(Request::Taken* taken, uint64_t* staged);
+  bool has_part_ahead();
   bool read_small_part(Request::Taken* taken, size_t* used);
 
   const std::shared_ptr<Connection> from_;

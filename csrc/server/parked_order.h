@@ -38,7 +38,7 @@ class ParkedOrder final : public Waiting {
   bool run(Shard& shard) override {
     if (!order_.pushes() && os::now_ns() > deadline_ns_)
       checked_ = Status(Code::kTimeout, "came too late for its caller");
-    if (checked_.ok() && out_bytes_ != 0 && out_.room(out_bytes_) == nullptr)
+    if (checked_.ok() && out_bytes_ != 0 && out_.data() == nullptr && out_.room(out_bytes_) == nullptr)
       checked_ =
           Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes_) + " bytes");
     reply_.part.shard = order_.label;
@@ -138,7 +138,7 @@ class ParkedOrder final : public Waiting {
   uint32_t blocker_ = Gate::kOutsider;
   const Lying lying_;
   const int64_t deadline_ns_;
-  Buffer bytes_, out_;  // mappings of their own: gone when this is, and an answer's only as large as what is written
+  OnceBuffer bytes_, out_;
   Reply reply_;
 };
 

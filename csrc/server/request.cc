@@ -255,6 +255,8 @@ void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
     if (out == nullptr) return;
   }
   if (lies()) out = about.lying.out;
+  // The user's rule may take seconds: nobody else waits for it.
+  if (about.object->rule().kind == RuleKind::kForeign) answer_all(freed);
   bool parked = false;
   Ran ran = Ran::kDone;
   for (;;) {
@@ -266,14 +268,16 @@ void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
       if (!shard.parked.empty()) shard.parked.free(shard, freed);
     });
     if (ran != Ran::kFull) break;
-    // Its client feels that there is no room. Everybody else goes on, who was lower in rank first.
+    // Back-pressure: this client waits. Answers that are ready leave first, since whoever gets one may make room.
     answers->flush();
+    answer_all(freed);
     if (from_->channel().broken()) return;
     about.object->room().wait(seen, kRoomWaitNs);
     out = lies() ? about.lying.out : answers->open(out_bytes);
     if (out == nullptr && !lies()) return;
   }
   if (parked) return;
+  if (reply.call != nullptr) answer_all(freed);  // the user's function may take seconds
   reply.finish(about.object->user_code());
   answers->add(reply);
 }

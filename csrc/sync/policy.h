@@ -25,6 +25,8 @@ struct Sync {
 
   bool gated() const { return kind != kAsp; }
   bool rounds() const { return kind == kBsp; }  // pushes wait for their update
+  // Updates are made without the slowest workers, whose pushes are dropped until they catch up.
+  bool may_drop() const { return kind == kBsp && number != 0; }
   friend bool operator==(const Sync&, const Sync&) = default;
 };
 
