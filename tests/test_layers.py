@@ -11,7 +11,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 #: Lowest first. A file includes files of its own folder and of layers below, not of its neighbours in the same layer.
 LAYERS = (
     {"base"},
-    {"wire", "rule", "sync"},
+    {"wire", "rule", "sync", "exec"},
     {"session", "query"},
     {"tensor"},
     {"table"},

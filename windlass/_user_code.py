@@ -1,8 +1,8 @@
 """Runs functions of the user's where the parameters are: on one Python thread of a server.
 
-The core hands over calls (csrc/server/user_code.h); a thread here answers them one by one. A call that takes too long
-is given up by whoever waits for it. The thread is then interrupted, if Python gets to see that, and another takes its
-place; what the function was working on was a copy.
+The core hands over calls (csrc/server/object/user_code.h); a thread here answers them one by one. Whoever
+waits for a call that takes too long gives it up. The thread is then interrupted, if Python gets to see that, and
+another takes its place; what the function was working on was a copy.
 """
 
 import contextlib

@@ -56,7 +56,7 @@ void take_chunk(Arrival& arrival, const nb::bytes& head, nb::handle body) {
 }
 
 std::pair<uint32_t, uint32_t> whereabouts(Host& host, uint32_t object, uint32_t shard) {
-  const std::shared_ptr<Hosted> there = host.find(object);
+  const std::shared_ptr<ServedObject> there = host.find(object);
   if (there == nullptr || shard >= there->shards())
     throw StatusError{Status(Code::kNotFound, "object " + std::to_string(object) + ", shard " + std::to_string(shard) +
                                                   " is not known here")};

@@ -1,4 +1,4 @@
-#include "server/user_code.h"
+#include "server/object/user_code.h"
 
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/shared_ptr.h>

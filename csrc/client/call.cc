@@ -1,8 +1,7 @@
 #include "client/call.h"
 
 #include <algorithm>
-
-#include "client/local_gate.h"
+#include <utility>
 
 #include "tensor/tensor.h"
 
@@ -52,19 +51,55 @@ Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_
   return launched;
 }
 
-Status Call::launch(How how, int64_t) {
-  Engine& engine = session_->engine();
+void Call::go_near(wire::Op op, ServedObject& object, const std::vector<uint32_t>& shards) {
+  batch_.op = traits_of(op);
+  batch_.caller.number = session_->number();
+  batch_.caller.incarnation = session_->incarnation();
+  near_.set(&object, &shards);
+}
+
+Status Call::launch(How how, int64_t deadline_ns) {
+  Server& server = session_->engine().server();
+  const bool stays = waits_for_update() && !ordinary_;  // registered: the update may use them where they are
+  const bool copies = waits_for_update() && ordinary_ && how == How::kFuture;
+  if (copies) WL_RETURN_IF_ERROR(stage(deadline_ns));
+  batch_.caller.rank = session_->rank_at_gates();
   admitted();
-  const bool large = bytes_ >= limits::kCrewBytesMin && !is_alone();
-  Crew* helpers = large && engine.server().threads() > 1 ? &engine.server().crew() : nullptr;
-  const Ref<Work> self(this);
-  if (how == How::kWait || (!ordinary_ && bytes_ < limits::kAsyncBytesMin)) {
-    begin(helpers);
+  if (copies) near_.keep_all();
+  if (stays || copies) batch_.arrays.memory = kept_alive();
+  const bool large = is_large() && !is_alone();
+  Crew* helpers = large && server.threads() > 1 ? &server.crew() : nullptr;
+  const Ref<Call> self(this);
+  if (how == How::kWait || copies || (!ordinary_ && bytes_ < limits::kAsyncBytesMin)) {
+    near_.begin(helpers);
   } else if (!ordinary_) {
-    begin_later(&engine.server().crew(), engine.server().threads() > 1);
+    near_.begin_later(&server.crew(), server.threads() > 1);
   } else {
-    begin_kept(helpers);
+    near_.begin_kept(helpers);
   }
+  return {};
+}
+
+// Room for a copy of what waits for its update after the caller has gone on. The lowest rank never waits for it: the
+// others' pushes may be waiting for its.
+Status Call::stage(int64_t deadline_ns) {
+  StagingQuota& staging = session_->engine().server().staging();
+  for (;;) {
+    const uint32_t seen = staging.changes();
+    if (staging.charge(bytes_)) break;
+    View::Worker blocker;
+    if (near_.is_next(&blocker)) {
+      staging.force(bytes_);
+      break;
+    }
+    const int64_t left = deadline_ns - os::now_ns();
+    if (left <= 0) {
+      return Status(Code::kTimeout, what() + ": not begun; " + std::to_string(staging.used()) +
+                                        " bytes of pushes wait for their update, which waits " + waits_for(blocker));
+    }
+    staging.wait(seen, std::min<int64_t>(left, 100'000'000));
+  }
+  staged_bytes_ = bytes_;
   return {};
 }
 
@@ -135,6 +170,7 @@ bool Call::wait_and_tell(int64_t deadline_ns) {
 
 // The worst of what was seen at its shards.
 void Call::note_seen(uint64_t asked, uint64_t clock) {
+  if (clock >= asked) return fresh_.store(asked, std::memory_order_relaxed);
   std::lock_guard lock(seen_mutex_);
   if (has_seen_ && clock >= seen_.clock) return;
   seen_.asked = asked;
@@ -160,50 +196,25 @@ void Call::note_answer(const wire::Part& answer, const std::string& items, uint6
 }
 
 std::shared_ptr<const void> Call::kept_alive() {
-  return {new Ref<Work>(this), [](const void* p) { delete static_cast<const Ref<Work>*>(p); }};
+  return {new Ref<Call>(this), [](const void* p) { delete static_cast<const Ref<Call>*>(p); }};
 }
 
-bool Call::stop_at_gate(uint32_t part, Shard& shard, uint64_t asked) {
-  const uint32_t rank = session_->rank_at_gates();
-  if (shard.gate->opens(rank, asked, os::now_ns())) return false;
-  std::unique_ptr<Waiting> waiting = std::make_unique<LocalGate>(
-      Ref<Call>(this), part, *session_->engine().server().crowd(), *shard.gate, rank, asked);
-  (void)shard.parked.park(&waiting, true);
+void Call::stopped() {
   int64_t never = 0;
   gated_ns_.compare_exchange_strong(never, os::now_ns(), std::memory_order_acq_rel);
-  wait_at_gate(part);
-  return true;
 }
 
-void Call::look(Shard& shard, uint64_t asked) {
-  shard.records.of(session_->number()).seen = shard.version;
-  Crowd& crowd = *session_->engine().server().crowd();
-  if (crowd.alone()) return;
-  const uint32_t rank = session_->rank_at_gates();
-  if (rank == Gate::kOutsider) return;
-  const uint64_t others = shard.gate != nullptr ? shard.gate->seen(rank) : crowd.slowest(rank);
-  const uint64_t clock = others == Gate::kNone ? asked : others;
-  crowd.count_pull(asked, clock);
-  note_seen(asked, clock);
-  if (shard.gate != nullptr && shard.gate->sync().may_drop()) session_->catch_up(clock);
-}
-
-std::string Call::stuck_at_gate(Shard& shard, uint64_t asked) const {
-  View::Worker who;
-  const uint32_t rank = session_->rank_at_gates();
-  with_turn(shard.turn, [&] { who = shard.gate->blocker(rank, asked, os::now_ns()); });
-  return "rank " + std::to_string(rank) + " at clock " + std::to_string(asked) + " waits " + waits_for(who);
-}
-
-void Call::leave_gate(Shard& shard, uint32_t part) {
-  with_turn(shard.turn, [&] {
-    shard.parked.drop_if([&](const Waiting& w) { return static_cast<const LocalGate&>(w).is(this, part); });
-  });
+bool Call::wait_until(int64_t deadline_ns) {
+  if (!done()) near_.help();
+  return Future::wait_until(deadline_ns);
 }
 
 Seen Call::seen() {
   std::lock_guard lock(seen_mutex_);
-  return seen_;
+  Seen seen = seen_;
+  if (const uint64_t fresh = fresh_.load(std::memory_order_relaxed); !has_seen_ && fresh != Gate::kNone)
+    seen.asked = seen.clock = fresh;
+  return seen;
 }
 
 // What a server says names the shard; the request is ours to name.
@@ -212,7 +223,7 @@ Status Call::named(const Status& s) const {
   return Status(s.code(), what() + ": " + s.message());
 }
 
-std::string Call::where() const {
+std::string Call::where() {
   const std::string at = stuck();
   return at.empty() ? at : "; " + at;
 }
@@ -222,11 +233,11 @@ bool Call::take_back() {
   bool any = false;
   const bool all = take_back(&any);
   if (all && !taken_back_.exchange(true)) uncount();
-  end_away(any ? Status(Code::kCancelled, what() + ": cancelled") : Status());
+  end(any ? Status(Code::kCancelled, what() + ": cancelled") : Status());
   return taken_back_;
 }
 
-bool Call::take_back(bool* any) { return cancel_queued(any); }
+bool Call::take_back(bool* any) { return near_.cancel_queued(any); }
 
 void Call::mark(Bit bit, uint8_t other) {
   const uint8_t before = bits_.fetch_or(bit);
@@ -239,11 +250,13 @@ void Call::drop() { mark(kDropped, kFinished); }
 void Call::finished() {
   Engine& engine = session_->engine();
   engine.arena().end(lent_, n_lent_);
+  batch_.arrays.memory.reset();  // which is this call itself
   mark(kFinished, kDropped);
   release_kept();
 }
 
 void Call::release_kept() {
+  if (staged_bytes_ != 0) session_->engine().server().staging().refund(std::exchange(staged_bytes_, 0));
   if (const uint64_t bytes = kept_bytes_.exchange(0); bytes != 0) session_->engine().release_kept(bytes);
 }
 

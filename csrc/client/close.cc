@@ -7,7 +7,7 @@
 
 namespace windlass {
 
-class CloseCall final : public Work, public Remote {
+class CloseCall final : public Future, public Remote {
  public:
   // told: the servers that get a tick. Without any it closes nothing, and its answers say that what came before it has
   // arrived.
@@ -22,7 +22,7 @@ class CloseCall final : public Work, public Remote {
 
   Status start(int64_t deadline_ns);
 
-  // Work.
+  // Future.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 
   // Cargo.
@@ -32,6 +32,7 @@ class CloseCall final : public Work, public Remote {
       to->items_bytes += static_cast<uint32_t>(open_.size() * sizeof(uint32_t));
       return;
     }
+    to->items_bytes += sizeof(uint64_t);
     const double weight = closing_[parts_[part].object].weight;
     std::memcpy(&to->value, &weight, sizeof weight);
   }
@@ -43,6 +44,7 @@ class CloseCall final : public Work, public Remote {
       item.shard = parts_[part].shard;
     }
     std::memcpy(to, &item, sizeof item);
+    if (!is_tick(part)) std::memcpy(to + sizeof item, &parts_[part].follows, sizeof(uint64_t));
     if (is_tick(part) && !open_.empty()) std::memcpy(to + sizeof item, open_.data(), open_.size() * sizeof(uint32_t));
   }
   const std::byte* numbers(uint32_t) override { return nullptr; }
@@ -52,7 +54,7 @@ class CloseCall final : public Work, public Remote {
     if (!is_tick(part) && closing_[parts_[part].object].progress->sync.may_drop()) session_->catch_up(answer.clock);
     return {};
   }
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     if (is_tick(part)) return nullptr;
     *shard = parts_[part].shard;
@@ -60,8 +62,6 @@ class CloseCall final : public Work, public Remote {
   }
 
  protected:
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
   void finished() override {
     if (const Status s = status(); !s.ok()) return session_->unseen_.add(Status(s.code(), "tick: " + s.message()));
     if (told_.size() < links_->servers().size()) return;
@@ -77,6 +77,7 @@ class CloseCall final : public Work, public Remote {
  private:
   struct Part {
     uint32_t object, shard;  // the first is its place in closing_
+    uint64_t follows;
   };
   // One per server comes behind the others.
   bool is_tick(uint32_t part) const { return part >= parts_.size(); }
@@ -94,13 +95,14 @@ Status CloseCall::start(int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(engine.enter());
   const Plan plan{.op = wire::Op::kStep};
   for (uint32_t object = 0; object < closing_.size(); ++object) {
-    for (const uint32_t shard : closing_[object].shards) {
+    for (size_t i = 0; i < closing_[object].shards.size(); ++i) {
+      const uint32_t shard = closing_[object].shards[i];
       const Owners::At at = closing_[object].progress->owners->of(shard);
       add_part(plan, at.server,
                {.part = static_cast<uint32_t>(parts_.size()),
                 .term = at.term,
                 .flags = told_.empty() ? uint16_t{0} : uint16_t{wire::kCloses}});
-      parts_.push_back({object, shard});
+      parts_.push_back({object, shard, closing_[object].follows[i]});
     }
   }
   for (const uint32_t server : told_) add_part(plan, server, {.part = static_cast<uint32_t>(parts_.size()) + server});
@@ -109,8 +111,8 @@ Status CloseCall::start(int64_t deadline_ns) {
     return status;
   }
   if (!told_.empty()) session_->closes_under_way_.fetch_add(1, std::memory_order_relaxed);
-  begin_away(trips());
-  const Ref<Work> self(this);
+  expect(trips());
+  const Ref<Future> self(this);
   {
     std::lock_guard lock(session_->order_mutex());
     number([&](uint32_t, Trip::Part* p) {

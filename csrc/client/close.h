@@ -13,7 +13,8 @@ namespace windlass {
 struct ClosingShards {
   std::shared_ptr<Progress> progress;
   std::vector<uint32_t> shards;
-  double weight;  // of the iteration's pushes to the object
+  std::vector<uint64_t> follows;  // of each shard: up to where it was closed before
+  double weight;                  // of the iteration's pushes to the object
 };
 
 // open: the objects that the worker has open.

@@ -1,14 +1,16 @@
 #include "client/engine.h"
 
+#include <algorithm>
+#include <bit>
 #include <numeric>
 #include <utility>
 
 #include "client/close.h"
 #include "client/links.h"
-#include "client/local_gate.h"
 #include "client/remote.h"
 #include "client/table.h"
 #include "client/tensor.h"
+#include "server/object/ticket.h"
 
 namespace windlass {
 
@@ -84,7 +86,7 @@ Status Engine::close(int64_t deadline_ns) {
   if (forked()) return {};
   const bool again = closed_.exchange(true, std::memory_order_seq_cst);
   // Nobody comes any more whom somebody inside the process could be waiting for.
-  if (server_ != nullptr) server_->each_gate([](const Target&, Shard& shard) { end_local_waits(shard); });
+  if (server_ != nullptr) server_->end_waits(Status(Code::kClosed, "the cluster has been closed"));
   Status status = wait_for_all(deadline_ns);
   if (links_ != nullptr && !again) {
     if (status.ok()) links_->say_goodbye();
@@ -254,15 +256,19 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
     clock = std::max(now + 1, catch_up_.load(std::memory_order_acquire));
     for (const auto& [name, p] : progress_) {
       if (!p->sync.gated()) continue;
-      if (p->owners != nullptr) open.push_back(p->owners->object());
+      if (p->owners != nullptr || p->object != nullptr)
+        open.push_back(p->owners != nullptr ? p->owners->object() : p->object->map().object);
       if (p->weight != 0) std::fill(p->weights.begin(), p->weights.end(), 0.0);
-      ClosingShards& c = closing.emplace_back(ClosingShards{p, {}, std::exchange(p->weight, 0.0)});
+      // Where the clock jumps, shards that this worker has closed already are closed up to there, too.
+      ClosingShards open_shards{p, {}, {}, std::exchange(p->weight, 0.0)}, skipping{p, {}, {}, 0};
       for (uint32_t s = 0; s < p->closed.size(); ++s) {
-        if (p->closed[s] > now) continue;
-        p->closed[s] = clock;
+        if (p->closed[s] >= clock) continue;
+        ClosingShards& c = p->closed[s] <= now ? open_shards : skipping;
+        c.follows.push_back(std::exchange(p->closed[s], clock));
         c.shards.push_back(s);
       }
-      if (c.shards.empty()) closing.pop_back();
+      if (!open_shards.shards.empty()) closing.push_back(std::move(open_shards));
+      if (!skipping.shards.empty()) closing.push_back(std::move(skipping));
     }
     clock_.store(clock, std::memory_order_release);
     if (push_follows && has_listeners() && closing.empty() && open == told_open_) {
@@ -273,7 +279,7 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
     any_untold_.store(false, std::memory_order_release);
   }
   if (engine_->links() == nullptr) {
-    close_here(closing, clock);
+    close_here(closing, clock, std::move(open));
     return {};
   }
   return close_away(shared_from_this(), closing, clock, std::move(open), deadline_ns);
@@ -325,24 +331,33 @@ Status Session::tell_clock(int64_t deadline_ns) {
   return await_closes(deadline_ns) ? Status() : Status(Code::kTimeout, "open: servers do not hear of our clock");
 }
 
-void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clock) {
-  const uint32_t rank = rank_at_gates();
-  if (rank == Gate::kOutsider) return;
-  Server& server = engine_->server();
-  server.crowd()->tick(rank, clock, {});
+void Session::close_here(const std::vector<ClosingShards>& closing, uint64_t clock, std::vector<uint32_t> open) {
+  Batch batch;
+  batch.op = traits_of(wire::Op::kClose);
+  batch.caller = {number_, incarnation_, rank_at_gates()};
+  if (batch.caller.rank == Gate::kOutsider) return;
+  Freed freed;
   for (const ClosingShards& c : closing) {
+    ServedObject& object = *c.progress->object;
     for (const uint32_t s : c.shards) {
-      Shard& shard = c.progress->tensor != nullptr ? c.progress->tensor->shard(s) : c.progress->table->shard(s);
-      const Target target{c.progress->tensor.get(), c.progress->table.get(), s};
-      with_turn(shard.turn, [&] { close_in_turn(target, shard, rank, clock, c.weight); });
+      Shard& shard = *object.find(s);
+      Entry entry;
+      entry.shard = s;
+      entry.clock = clock;
+      entry.flags = wire::kCloses;
+      entry.value = std::bit_cast<uint64_t>(c.weight);
+      Outcome outcome;
+      with_turn(shard.turn, [&] {
+        entry.term = shard.home.term;
+        (void)object.run(batch, entry, shard, Status(), &outcome);
+        if (!shard.parked.empty()) shard.parked.free(shard, &freed);
+      });
+      if (c.progress->sync.may_drop()) catch_up(outcome.clock);
     }
   }
-  // Objects that this worker has not opened.
-  server.each_gate([&](const Target& target, Shard& shard) {
-    const std::string& name = target.table != nullptr ? target.table->name() : target.tensor->name();
-    std::lock_guard lock(mutex_);
-    if (progress_.count(name) == 0) close_in_turn(target, shard, rank, clock, 0);
-  });
+  deliver(&freed);
+  std::sort(open.begin(), open.end());
+  engine_->server().tick(engine_->server().crowd(), batch.caller.rank, clock, std::move(open));
 }
 
 bool Session::has_open_pushes() {
@@ -365,7 +380,7 @@ Status Session::leave(int64_t deadline_ns) {
     std::scoped_lock lock(mutex_, clock_mutex_);
     for (const auto& [name, p] : progress_) {
       if (!p->sync.gated() || p->owners == nullptr) continue;
-      gated.push_back({p, std::vector<uint32_t>(p->closed.size()), 0});
+      gated.push_back({p, std::vector<uint32_t>(p->closed.size()), std::vector<uint64_t>(p->closed.size()), 0});
       std::iota(gated.back().shards.begin(), gated.back().shards.end(), 0);
     }
   }
@@ -463,11 +478,11 @@ Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
     *out = sum;
     return {};
   }
-  for (const Server::Object& object : engine_->server().objects()) {
+  for (const std::shared_ptr<ServedObject>& object : engine_->server().objects()) {
     uint64_t one = 0;
-    WL_RETURN_IF_ERROR(object.tensor != nullptr
-                           ? TensorClient::attach(shared_from_this(), object.tensor)->fingerprint(deadline_ns, &one)
-                           : TableClient::attach(shared_from_this(), object.table)->fingerprint(deadline_ns, &one));
+    WL_RETURN_IF_ERROR(object->spec().is_table
+                           ? TableClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one)
+                           : TensorClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one));
     sum += one;
   }
   *out = sum;

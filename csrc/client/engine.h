@@ -57,7 +57,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool reserve_kept(uint64_t bytes, int64_t deadline_ns);
   void release_kept(uint64_t bytes);
   bool would_wait(uint64_t bytes) const {
-    return kept_bytes_.load(std::memory_order_relaxed) + bytes > limits::kKeptBytesMax;
+    return kept_bytes_.load(std::memory_order_relaxed) + bytes > limits::kKeptBytesMax ||
+           (server_ != nullptr && !server_->staging().has_room(bytes));
   }
 
   // Inside the process nobody watches the gates: who waits at one says itself for whom, every so often. Set before
@@ -110,12 +111,11 @@ struct Progress {
   double weight = 0;
   Unseen unseen;
 
-  // The object, for who closes its shards: one of the three, once it is open; the session's clock_mutex().
+  // The object, for who closes its shards: one of the two, once it is open; the session's clock_mutex().
   bool opened = false;
   Sync sync;
-  std::shared_ptr<Tensor> tensor;
-  std::shared_ptr<Table> table;
-  std::shared_ptr<Owners> owners;
+  std::shared_ptr<ServedObject> object;  // inside the process
+  std::shared_ptr<Owners> owners;        // on servers elsewhere
 };
 
 // The iteration that a push belongs to.
@@ -181,7 +181,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const std::shared_ptr<Engine> engine_;
   Status attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns);
-  void close_here(const std::vector<ClosingShards>& closing, uint64_t clock);
+  void close_here(const std::vector<ClosingShards>& closing, uint64_t clock, std::vector<uint32_t> open);
   Status ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all);
   friend class CloseCall;
 

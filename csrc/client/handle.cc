@@ -9,38 +9,51 @@
 namespace windlass {
 namespace {
 
-class EachShard final : public Call {
+// A question to shards inside the process. All it needs is its own: nobody waits for it after its time.
+class NearQuestion final : public Call {
  public:
-  EachShard(const Handle& handle, const What& what, uint32_t shards, std::function<Turn&(uint32_t)> turn,
-            std::function<Status(uint32_t)> visit, std::shared_ptr<void> alive)
+  NearQuestion(const Handle& handle, const What& what, wire::Op op, std::vector<uint32_t> shards, uint64_t value,
+               std::string body)
       : Call(handle.shared_session(), handle.progress(), what),
-        turn_(std::move(turn)),
-        visit_(std::move(visit)),
-        alive_(std::move(alive)) {
-    set_parts(shards);
+        alive_(handle.shared_object()),
+        shards_(std::move(shards)),
+        value_(value),
+        body_(std::move(body)),
+        answers(shards_.size()) {
+    go_near(op, handle.object(), shards_);
+  }
+  void fill(uint32_t part, bool, Entry* entry) override {
+    entry->value = value_;
+    entry->body = reinterpret_cast<const std::byte*>(body_.data());
+    entry->body_bytes = static_cast<uint32_t>(body_.size());
+    uint64_t out_bytes = 0;
+    answers[part].wrong = near_.object().check(batch(), entry, &out_bytes);
+    answers[part].numbers.resize(out_bytes);
+    entry->out = answers[part].numbers.data();
+  }
+  Status checked(uint32_t part) override { return answers[part].wrong; }
+  bool is_large() const override { return shards_.size() > 1; }  // all that its shards have
+  Status landed(uint32_t part, Outcome* outcome) override {
+    Handle::Answer& answer = answers[part];
+    answer.value = outcome->value;
+    answer.flags = outcome->flags;
+    answer.body = std::move(outcome->body);
+    answer.numbers.resize(outcome->numbers_bytes);
+    answer.call = std::move(outcome->call);
+    return outcome->status;
   }
 
- protected:
-  Turn& turn(uint32_t part) override { return turn_(part); }
-  Status run(uint32_t part, bool) override { return visit_(part); }
-
  private:
-  const std::function<Turn&(uint32_t)> turn_;
-  const std::function<Status(uint32_t)> visit_;
-  const std::shared_ptr<void> alive_;
+  const std::shared_ptr<ServedObject> alive_;
+  const std::vector<uint32_t> shards_;
+  const uint64_t value_;
+  const std::string body_;
+
+ public:
+  std::vector<Handle::Answer> answers;
 };
 
 }  // namespace
-
-Status Handle::out_of_sequence(const Call& call, uint32_t index, const Record& record, uint64_t sequence) {
-  return Status(Code::kInternal, call.what() + ": shard " + std::to_string(index) + " expected sequence " +
-                                     std::to_string(record.sequence + 1) + ", saw " + std::to_string(sequence));
-}
-
-Status Handle::outsider(const Call& call) {
-  return Status(Code::kInvalidArgument,
-                call.what() + ": under BSP only its workers push, and this session is of another world");
-}
 
 Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone) {
   {
@@ -88,25 +101,32 @@ bool Handle::is_open(const std::vector<uint32_t>& shards, uint64_t clock) const 
   return std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] <= clock; });
 }
 
-Status Handle::each_shard(const What& what, uint32_t shards, const std::function<Turn&(uint32_t)>& turn,
-                          const std::function<Status(uint32_t)>& visit, std::shared_ptr<void> alive,
-                          int64_t deadline_ns) {
+Status Handle::ask_shards(const What& what, wire::Op op, const std::vector<uint32_t>& shards, uint64_t value,
+                          const std::string& body, int64_t deadline_ns, std::vector<Answer>* answers) {
   WL_RETURN_IF_ERROR(session_->engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
-  const Ref<EachShard> call(new EachShard(*this, what, shards, turn, visit, std::move(alive)));
+  if (remote()) {
+    const Ref<Exchange> exchange(new Exchange(links()));
+    WL_RETURN_IF_ERROR(exchange->ask_shards(op, owners_, shards, sent(), value, body, what.text(), deadline_ns));
+    answers->clear();
+    for (Exchange::Answer& a : exchange->answers)
+      answers->push_back({a.part.value, a.part.flags, std::move(a.items), std::move(a.numbers), nullptr});
+    return {};
+  }
+  const Ref<NearQuestion> call(new NearQuestion(*this, what, op, shards, value, body));
   WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait));
-  Status status = call->finish(deadline_ns);
-  if (status.code() == Code::kTimeout) call->cancel();  // `visit` may refer to the caller's stack
-  return status;
+  WL_RETURN_IF_ERROR(call->finish(deadline_ns));
+  *answers = std::move(call->answers);
+  return {};
 }
 
-void Handle::set_object(const Sync& sync, std::shared_ptr<Tensor> tensor, std::shared_ptr<Table> table) {
+void Handle::set_object(const Sync& sync, std::shared_ptr<ServedObject> object) {
   sync_ = sync;
+  object_ = object;
   std::lock_guard lock(session_->clock_mutex());
   if (std::exchange(progress_->opened, true)) return;  // others may be at work on it
   progress_->sync = sync;
-  progress_->tensor = std::move(tensor);
-  progress_->table = std::move(table);
+  progress_->object = std::move(object);
 }
 
 void Handle::set_map(const Map& map, uint32_t shards) {
@@ -122,15 +142,12 @@ std::vector<uint64_t> Handle::sent() {
 }
 
 Status Handle::sum_of_shards(const What& what, wire::Op op, int64_t deadline_ns, uint64_t* out) {
-  WL_RETURN_IF_ERROR(session_->engine().usable());
-  WL_RETURN_IF_ERROR(take_unseen());
-  const std::vector<uint64_t> sent = this->sent();
-  std::vector<uint32_t> shards(sent.size());
+  std::vector<uint32_t> shards(progress_->closed.size());
   std::iota(shards.begin(), shards.end(), 0);
-  const Ref<Exchange> exchange(new Exchange(links()));
-  WL_RETURN_IF_ERROR(exchange->ask_shards(op, owners_, shards, sent, 0, "", what.text(), deadline_ns));
+  std::vector<Answer> answers;
+  WL_RETURN_IF_ERROR(ask_shards(what, op, shards, 0, "", deadline_ns, &answers));
   *out = 0;
-  for (const Exchange::Answer& answer : exchange->answers) *out += answer.part.value;
+  for (const Answer& answer : answers) *out += answer.value;
   return {};
 }
 

@@ -608,7 +608,7 @@ void Lane::finish(const Ref<Trip>& trip) {
 }
 
 void Lane::conclude(const Ref<Trip>& trip) {
-  const Ref<Work> owner = std::move(trip->owner);
+  const Ref<Future> owner = std::move(trip->owner);
   links_.trip_over(server_, trip->patient);
   trip->cargo->over(trip->status);
 }

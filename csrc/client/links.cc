@@ -331,8 +331,8 @@ Lane& Links::submit(const Ref<Trip>& trip, uint32_t server) {
 }
 
 // Receives until the work is done, a connection is down, or time is up.
-void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
-                 uint32_t seen, bool patient) {
+void Links::lead(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns,
+                 const std::atomic<uint32_t>& sent_on, uint32_t seen, bool patient) {
   static const bool has_cores = os::cores() > 1;
   constexpr size_t kFew = 8;
   const size_t n = lanes.size();
@@ -383,8 +383,8 @@ void Links::lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_n
   }
 }
 
-bool Links::wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
-                 uint32_t seen, bool patient) {
+bool Links::wait(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns,
+                 const std::atomic<uint32_t>& sent_on, uint32_t seen, bool patient) {
   size_t led = 0;
   while (led < lanes.size() && lanes[led]->try_lead()) ++led;
   if (led == lanes.size() && led != 0) lead(work, lanes, deadline_ns, sent_on, seen, patient);

@@ -81,7 +81,7 @@ class Links : public std::enable_shared_from_this<Links> {
   Lane& submit(const Ref<Trip>& trip, uint32_t server);
   // Waits for work whose trips are on these lanes, receiving meanwhile where nobody else does; true when it is done.
   // Also returns when `sent_on` is not `seen` any more: there are further lanes. patient: it waits for other workers.
-  bool wait(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+  bool wait(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
             uint32_t seen, bool patient);
 
   // Who has the shards of an object: what is known, and what the map says.
@@ -131,7 +131,7 @@ class Links : public std::enable_shared_from_this<Links> {
   void run();
   int64_t wake_rested(int64_t now_ns, bool all);
   void give_up(const std::vector<uint32_t>& servers, const Status& status);
-  void lead(Work& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
+  void lead(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
             uint32_t seen, bool patient);
 
   const std::vector<std::string> servers_;

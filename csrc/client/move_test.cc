@@ -29,7 +29,7 @@ class Mover {
   // One that is not there yet is passed over.
   void move_one(test::Random* random) {
     const uint32_t object = 1 + static_cast<uint32_t>(random->below(2));
-    const std::shared_ptr<Hosted> there = hosts_[0].find(object);
+    const std::shared_ptr<ServedObject> there = hosts_[0].find(object);
     if (there == nullptr) return;
     const auto shard = static_cast<uint32_t>(random->below(std::min(there->shards(), 40u)));
     move(object, shard, static_cast<uint32_t>(random->below(hosts_.size())));
@@ -37,7 +37,7 @@ class Mover {
   void move(uint32_t object, uint32_t shard, uint32_t to) {
     std::pair<uint32_t, uint32_t> at;  // the highest term counts
     for (size_t i = 0; i < hosts_.size(); ++i) {
-      const std::shared_ptr<Hosted> there = hosts_[i].find(object);
+      const std::shared_ptr<ServedObject> there = hosts_[i].find(object);
       if (there == nullptr) continue;
       if (const auto known = there->whereabouts(shard); known.second > at.second) at = known;
     }

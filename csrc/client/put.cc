@@ -39,11 +39,12 @@ Status for_some(const TensorClient& t, F f) {
   return some.empty() ? Status() : f(some);
 }
 
-// What is put into some shards of a tensor on servers elsewhere.
-class PutCall final : public Work, public Remote {
+// What is put into some shards of a tensor.
+class PutCall : public Call {
  public:
-  PutCall(std::shared_ptr<TensorClient> client, const std::vector<uint32_t>& shards, const PlaneArrays& from)
-      : Remote(client->links()), client_(std::move(client)), shards_(shards) {
+  PutCall(std::shared_ptr<TensorClient> client, const What& what, const std::vector<uint32_t>& shards,
+          const PlaneArrays& from)
+      : Call(client->shared_session(), client->progress(), what), client_(std::move(client)), shards_(shards) {
     for (const uint32_t shard : shards_) {
       wire::PutItem& item = items_.emplace_back();
       starts_.push_back(numbers_.size());
@@ -57,44 +58,57 @@ class PutCall final : public Work, public Remote {
       if (from.counts != nullptr) item.count = from.counts[shard];
     }
     starts_.push_back(numbers_.size());
+    if (!client_->remote()) go_near(wire::Op::kPut, client_->object(), shards_);
   }
 
-  Status start(const What& what, int64_t deadline_ns) {
-    Session& session = client_->session();
-    WL_RETURN_IF_ERROR(session.engine().enter());
+  void fill(uint32_t part, bool, Entry* entry) override {
+    entry->clock = session().clock();
+    entry->body = reinterpret_cast<const std::byte*>(&items_[part]);
+    entry->body_bytes = sizeof items_[part];
+    entry->in = numbers_.data() + starts_[part];
+    entry->numbers_bytes = starts_[part + 1] - starts_[part];
+  }
+
+ protected:
+  bool pushes() const override { return true; }
+  bool is_large() const override { return numbers_.size() >= limits::kCrewBytesMin; }
+
+  const std::shared_ptr<TensorClient> client_;
+  const std::vector<uint32_t> shards_;
+  std::vector<wire::PutItem> items_;  // of each part
+  std::vector<size_t> starts_;        // of each part in numbers_, and the end
+  std::vector<std::byte> numbers_;
+};
+
+// The same, on servers elsewhere.
+class RemotePut final : public PutCall, public Remote {
+ public:
+  RemotePut(const std::shared_ptr<TensorClient>& client, const What& what, const std::vector<uint32_t>& shards,
+            const PlaneArrays& from)
+      : PutCall(client, what, shards, from), Remote(client->links()) {}
+
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+  std::string stuck() override { return Remote::stuck(); }
+  Status launch(How how, int64_t deadline_ns) override {
     make_trips({.op = wire::Op::kPut,
                 .object = client_->map().object,
                 .dtype_in = client_->spec().dtype,
                 .bytes = numbers_.size(),
                 .deadline_ns = deadline_ns},
                *client_->owners(), shards_);
-    if (const Status status = reserve(what.text(), deadline_ns); !status.ok()) {
-      session.engine().leave();
-      return status;
-    }
-    begin_away(trips());
+    WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
+    expect(trips());
     {
-      std::lock_guard lock(session.order_mutex());
+      std::lock_guard lock(session().order_mutex());
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = ++client_->progress()->sent[shard];
-        part->clock = session.clock();
+        part->clock = session().clock();
       });
       submit(this);
     }
-    set_off(How::kWait);
+    set_off(how);
     return {};
   }
-  Status finish(const What& what, int64_t deadline_ns) {
-    if (wait_until(deadline_ns)) {
-      const Status s = status();
-      return s.ok() ? s : Status(s.code(), what.text() + ": " + s.message());
-    }
-    given_up_ = true;
-    return Status(Code::kTimeout, what.text() + ": not done in time; " + stuck() + "; what was sent goes on");
-  }
-
-  // Work.
-  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 
   // Cargo.
   void describe(uint32_t part, bool, wire::Part* to) override {
@@ -106,28 +120,11 @@ class PutCall final : public Work, public Remote {
   void gather(uint32_t, std::byte*) override {}
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
   Status land(uint32_t, bool, const wire::Part&, const std::string&, const std::byte*) override { return {}; }
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     *shard = shards_[part];
     return client_->owners().get();
   }
-
- protected:
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
-  void finished() override {
-    if (const Status s = status(); given_up_ && !s.ok())
-      client_->progress()->unseen.add(Status(s.code(), "put of tensor '" + client_->name() + "': " + s.message()));
-  }
-  void over() override { client_->session().engine().leave(); }
-
- private:
-  const std::shared_ptr<TensorClient> client_;
-  const std::vector<uint32_t> shards_;
-  std::vector<wire::PutItem> items_;  // of each part
-  std::vector<size_t> starts_;        // of each part in numbers_, and the end
-  std::vector<std::byte> numbers_;
-  std::atomic<bool> given_up_{false};
 };
 
 }  // namespace
@@ -149,29 +146,12 @@ Status TensorClient::put(const PlaneArrays& from, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(session().engine().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   WL_RETURN_IF_ERROR(check_finite(what, from));
-  if (remote()) {
-    return for_some(*this, [&](const std::vector<uint32_t>& shards) {
-      const Ref<PutCall> call(new PutCall(shared_from_this(), shards, from));
-      WL_RETURN_IF_ERROR(call->start(what, deadline_ns));
-      return call->finish(what, deadline_ns);
-    });
-  }
-  const Status status = each_shard(
-      what, cut_.shards, [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
-      [this, &from](uint32_t i) {
-        const std::vector<Plane> planes = planes_of(spec_, cut_, i);
-        const std::vector<Tensor::Piece> pieces = tensor_->pieces_of(i);
-        for (size_t k = 0; k < planes.size(); ++k) {
-          if (from.planes[k] != nullptr) std::memcpy(pieces[k].data, from.planes[k] + planes[k].at, planes[k].bytes);
-        }
-        Shard& shard = tensor_->shard(i);
-        if (from.counts != nullptr) shard.count = from.counts[i];
-        shard.records.of(session().number()).seen = ++shard.version;
-        return Status();
-      },
-      shared_from_this(), deadline_ns);
-  if (status.code() != Code::kTimeout) return status;
-  return Status(Code::kTimeout, status.message() + "; shards that were busy never got it");
+  return for_some(*this, [&](const std::vector<uint32_t>& shards) {
+    const Ref<PutCall> call = remote() ? Ref<PutCall>(new RemotePut(shared_from_this(), what, shards, from))
+                                       : Ref<PutCall>(new PutCall(shared_from_this(), what, shards, from));
+    WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait, deadline_ns));
+    return call->finish(deadline_ns);
+  });
 }
 
 Status TensorClient::snapshot(const PlaneArrays& to, int64_t deadline_ns) {
@@ -181,31 +161,18 @@ Status TensorClient::snapshot(const PlaneArrays& to, int64_t deadline_ns) {
   const auto give = [&](size_t plane, const std::byte* from, const Plane& at) {
     if (to.planes[plane] != nullptr && at.bytes != 0) std::memcpy(to.planes[plane] + at.at, from, at.bytes);
   };
-  if (!remote()) {
-    return each_shard(
-        what, cut_.shards, [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
-        [this, &to, &give](uint32_t i) {
-          const std::vector<Plane> planes = planes_of(spec_, cut_, i);
-          const std::vector<Tensor::Piece> pieces = tensor_->pieces_of(i);
-          for (size_t k = 0; k < planes.size(); ++k) give(k, pieces[k].data, planes[k]);
-          if (to.counts != nullptr) to.counts[i] = tensor_->shard(i).count;
-          return Status();
-        },
-        shared_from_this(), deadline_ns);
-  }
   return for_some(*this, [&](const std::vector<uint32_t>& shards) {
-    const Ref<Exchange> exchange(new Exchange(links()));
-    WL_RETURN_IF_ERROR(
-        exchange->ask_shards(wire::Op::kSnapshot, owners(), shards, sent(), 0, "", what.text(), deadline_ns));
+    std::vector<Answer> answers;
+    WL_RETURN_IF_ERROR(ask_shards(what, wire::Op::kSnapshot, shards, 0, "", deadline_ns, &answers));
     for (size_t part = 0; part < shards.size(); ++part) {
-      const Exchange::Answer& answer = exchange->answers[part];
+      const Answer& answer = answers[part];
       const std::vector<Plane> planes = planes_of(spec_, cut_, shards[part]);
       uint64_t count = 0;
-      if (answer.items.size() != sizeof count || answer.numbers.size() != bytes_of(planes))
+      if (answer.body.size() != sizeof count || answer.numbers.size() != bytes_of(planes))
         return Status(Code::kProtocolError, what.text() + ": shard " + std::to_string(shards[part]) + " has " +
                                                 std::to_string(answer.numbers.size()) + " bytes of numbers, expected " +
                                                 std::to_string(bytes_of(planes)));
-      std::memcpy(&count, answer.items.data(), sizeof count);
+      std::memcpy(&count, answer.body.data(), sizeof count);
       if (to.counts != nullptr) to.counts[shards[part]] = count;
       const std::byte* from = answer.numbers.data();
       for (size_t k = 0; k < planes.size(); from += planes[k++].bytes) give(k, from, planes[k]);

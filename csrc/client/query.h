@@ -19,8 +19,6 @@ struct Asked {
   What what;
   uint32_t shards = 0;
   RowType rows;
-  Tensor* tensor = nullptr;  // one of the two, where it is inside the process
-  Table* table = nullptr;
 };
 
 const char* verb_of(const std::string& query);  // what errors call it

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "server/object/op.h"
+
 namespace windlass {
 
 Trip& Remote::add_trip(const Plan& plan, uint32_t server) {
@@ -67,9 +69,9 @@ void Remote::tell_clock(Session& session, uint64_t clock) {
   }
 }
 
-void Remote::submit(Work* self) {
+void Remote::submit(Future* self) {
   self_ = self;
-  for (const Ref<Trip>& trip : trips_) trip->owner = Ref<Work>(self);
+  for (const Ref<Trip>& trip : trips_) trip->owner = Ref<Future>(self);
   for (size_t i = 0; i < trips_.size(); ++i) lanes_.push_back(&links_->submit(trips_[i], servers_[i]));
 }
 
@@ -89,7 +91,7 @@ std::vector<Lane*> Remote::all_lanes() const {
   return all;
 }
 
-bool Remote::wait_away(Work& work, int64_t deadline_ns) {
+bool Remote::wait_away(Future& work, int64_t deadline_ns) {
   const bool patient = !trips_.empty() && trips_[0]->patient;
   for (;;) {
     const uint32_t seen = sent_on_.load(std::memory_order_acquire);
@@ -113,13 +115,12 @@ void Remote::add_stray() {
 // To whoever has its shard by now. A server that knows less than we do, because somebody told us of a move before it
 // was made, is asked again a little later.
 void Remote::go_on(const Ref<Trip>& stray) {
-  const Ref<Work> alive = stray->owner;
+  const Ref<Future> alive = stray->owner;
   Trip::Part& part = stray->parts[0];
   uint32_t shard = 0;
   const Owners::At at = owners(part.part, &shard)->of(shard);
-  const wire::Op op = stray->header.operation();
-  const bool pushes = op == wire::Op::kPush || op == wire::Op::kPushPull || op == wire::Op::kErase ||
-                      op == wire::Op::kStep || op == wire::Op::kPut || op == wire::Op::kVector;
+  const OpTraits* const op = traits_of(stray->header.operation());
+  const bool pushes = op == nullptr || op->numbered;  // a step may
   Lane* lane = nullptr;
   Status status;
   {
@@ -139,7 +140,7 @@ void Remote::go_on(const Ref<Trip>& stray) {
     between_.fetch_sub(1, std::memory_order_acq_rel);
   }
   if (lane == nullptr) {
-    stray->owner = Ref<Work>();
+    stray->owner = Ref<Future>();
     return over(status);
   }
   lane->pump_send();
@@ -230,7 +231,7 @@ Status Exchange::ask_shards(wire::Op op, std::shared_ptr<Owners> owners, const s
 
 Status Exchange::go(const std::string& what, int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(reserve(what, deadline_ns));
-  begin_away(trips());
+  expect(trips());
   submit(this);
   set_off(How::kWait);
   if (!wait_until(deadline_ns)) {

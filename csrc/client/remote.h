@@ -1,8 +1,8 @@
 // Remote: the part of a request that sends it to servers elsewhere. One trip per server that it touches, and one more
 // for every part whose shard has moved meanwhile.
 //
-// A class that is Work and has shards to ask derives from this as well, says what travels (Cargo), and ends one part of
-// its work per trip.
+// A class that is a Future and has shards to ask derives from this as well, says what travels (Cargo), and ends one
+// part of its work per trip.
 #pragma once
 
 #include <algorithm>
@@ -58,9 +58,9 @@ class Remote : public Cargo {
   }
   // Servers that have not heard of the worker's clock yet hear of it with this push.
   void tell_clock(Session& session, uint64_t clock);
-  void submit(Work* self);  // in the order of the numbers
+  void submit(Future* self);  // in the order of the numbers
   void set_off(How how);
-  bool wait_away(Work& work, int64_t deadline_ns);
+  bool wait_away(Future& work, int64_t deadline_ns);
   std::string stuck() const;
   // The caller's memory [from, from + bytes) is `to` now, and nothing is written into the caller's memory any more.
   template <class F>
@@ -99,7 +99,7 @@ class Remote : public Cargo {
   Trip& add_trip(const Plan& plan, uint32_t server);
   std::vector<Lane*> all_lanes() const;
 
-  Work* self_ = nullptr;
+  Future* self_ = nullptr;
   std::vector<Ref<Trip>> trips_;
   std::vector<uint32_t> servers_;  // of each trip
   std::vector<Lane*> lanes_;       // likewise
@@ -114,7 +114,7 @@ class Remote : public Cargo {
 };
 
 // A question to servers: what is in the body or in the numbers of shards. For everything that is not a push or a pull.
-class Exchange final : public Work, public Remote {
+class Exchange final : public Future, public Remote {
  public:
   struct Answer {
     wire::Part part;
@@ -138,16 +138,12 @@ class Exchange final : public Work, public Remote {
   std::byte* landing(uint32_t, uint64_t) override { return nullptr; }
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override;
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     if (owners_ != nullptr) *shard = shards_[part];
     return owners_.get();
   }
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
-
- protected:
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
 
  private:
   Status go(const std::string& what, int64_t deadline_ns);

@@ -29,7 +29,7 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
 
  protected:
-  // Work.
+  // Future.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
   void let_go() override { keep_input(true); }
   void cancel() override {
@@ -38,8 +38,6 @@ class RemoteTableCall final : public TableCall, public Remote {
     withdraw_all(!sharing_.found());
     move_out(nullptr, 0, nullptr, [] {});
   }
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
 
   // Call.
   bool always_goes_on() const override { return true; }
@@ -47,7 +45,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     if (!erase_) withdraw_all(false);
   }
   uint64_t kept_besides() const override { return groups_.total() * (sizeof(Keyed) + sizeof(uint32_t)); }
-  std::string stuck() const override { return Remote::stuck(); }
+  std::string stuck() override { return Remote::stuck(); }
   bool take_back(bool* any) override {
     if (pushes_) return Remote::take_back(any);
     if (erase_) return false;
@@ -55,13 +53,9 @@ class RemoteTableCall final : public TableCall, public Remote {
   }
   Status launch(How how, int64_t deadline_ns) override {
     const bool numbered = pushes_ || erase_;
-    const wire::Op op = erase_                   ? wire::Op::kErase
-                        : !pushes_               ? wire::Op::kPull
-                        : arrays_.out == nullptr ? wire::Op::kPush
-                                                 : wire::Op::kPushPull;
     const uint64_t rows = groups_.total() * client_->spec().dim * sizeof(float);
     const bool places = find_places();
-    make_trips({.op = op,
+    make_trips({.op = op_,
                 .object = client_->map().object,
                 .dtype_in = wire_in(),
                 .dtype_out = arrays_.out_dtype,
@@ -83,7 +77,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     }
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
     if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
-    begin_away(trips());
+    expect(trips());
     {
       std::lock_guard lock(session().order_mutex());
       std::vector<uint64_t>& sent = client_->progress()->sent;
@@ -191,7 +185,7 @@ class RemoteTableCall final : public TableCall, public Remote {
     if (arrays_.stream) kernels().fence();
     return {};
   }
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     *shard = shards_[part];
     return client_->owners().get();
@@ -320,7 +314,6 @@ class RemoteTableCall final : public TableCall, public Remote {
   bool repeats_ = false;
   std::vector<uint32_t> unique_;  // keys that travel, of each part
   std::vector<uint32_t> slots_;   // in the order of groups_
-  std::unique_ptr<std::byte[]> kept_;
 };
 
 }  // namespace

@@ -19,7 +19,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
   }
 
  protected:
-  // Work.
+  // Future.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
   void let_go() override { keep_input(true); }
   void cancel() override {
@@ -28,21 +28,18 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     withdraw_all(!sharing_.found());
     move_out(nullptr, 0, nullptr, [] {});
   }
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
 
   // Call.
   bool always_goes_on() const override { return true; }
   void give_way() override { withdraw_all(false); }
-  std::string stuck() const override { return Remote::stuck(); }
+  std::string stuck() override { return Remote::stuck(); }
   bool take_back(bool* any) override {
     if (pushes_) return Remote::take_back(any);
     return withdraw(false, Status(Code::kCancelled, what() + ": cancelled"), any);
   }
   Status launch(How how, int64_t deadline_ns) override {
-    const wire::Op op = !pushes_ ? wire::Op::kPull : arrays_.out == nullptr ? wire::Op::kPush : wire::Op::kPushPull;
     const bool places = find_places();
-    make_trips({.op = op,
+    make_trips({.op = op_,
                 .object = client_->map().object,
                 .dtype_in = arrays_.in_dtype,
                 .dtype_out = arrays_.out_dtype,
@@ -57,7 +54,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
                *client_->owners(), shards_);
     WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
     if (how == How::kFuture && pushes_ && ordinary()) keep_input(false);
-    begin_away(trips());
+    expect(trips());
     {
       std::lock_guard lock(session().order_mutex());
       std::vector<uint64_t>& sent = client_->progress()->sent;
@@ -133,7 +130,7 @@ class RemoteTensorCall final : public TensorCall, public Remote {
     }
     return {};
   }
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     *shard = shards_[part];
     return client_->owners().get();
@@ -163,11 +160,6 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, sharing_.staged_out() + s.at * size, s.n * size);
     }
   }
-  uint64_t count(uint32_t part) const {
-    uint64_t n = 0;
-    for (size_t i = 0; i < span_count(part); ++i) n += spans(part)[i].n;
-    return n;
-  }
   // Whether the part's spans follow each other in the caller's arrays.
   bool together(uint32_t part) const {
     for (size_t i = 1; i < span_count(part); ++i) {
@@ -181,22 +173,6 @@ class RemoteTensorCall final : public TensorCall, public Remote {
       const Span& s = spans(part)[i];
       std::memcpy(static_cast<std::byte*>(arrays_.out) + s.at * size, from, s.n * size);
       from += s.n * size;
-    }
-  }
-  // The answer has each row once, in ascending order; the caller wants it wherever it was asked for.
-  void scatter_repeats(uint32_t part, const std::byte* from) {
-    const size_t size = size_of(arrays_.out_dtype);
-    const Span* const begin = spans(part);
-    const Cut& cut = client_->cut();
-    const uint32_t shard = shards_[part];
-    auto it = std::partition_point(repeats_.begin(), repeats_.end(),
-                                   [&](const Span& s) { return cut.shard_of(s.first) < shard; });
-    for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) {
-      const Span* const row = std::upper_bound(begin, begin + span_count(part), it->first,
-                                               [](uint64_t first, const Span& s) { return first < s.first; }) -
-                              1;
-      const uint64_t at = row->at - begin->at + (it->first - row->first);
-      std::memcpy(static_cast<std::byte*>(arrays_.out) + it->at * size, from + at * size, it->n * size);
     }
   }
   void withdraw_all(bool begun) {
@@ -224,7 +200,6 @@ class RemoteTensorCall final : public TensorCall, public Remote {
 
   uint64_t in_bytes_ = 0, out_bytes_ = 0;
   uint8_t priority_ = 0;
-  std::unique_ptr<std::byte[]> kept_;
   Sharing sharing_;
 };
 

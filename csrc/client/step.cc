@@ -11,12 +11,12 @@
 namespace windlass {
 
 // Whole tensors, in registered arrays, as one request per server.
-class StepCall final : public Work, public Remote {
+class StepCall final : public Future, public Remote {
  public:
   explicit StepCall(std::shared_ptr<Session> session)
       : Remote(session->engine().links()), session_(std::move(session)), arena_(session_->engine().arena()) {}
 
-  void expect(size_t n) {
+  void make_room(size_t n) {
     entries_.reserve(n);
     parts_.reserve(n);
   }
@@ -35,7 +35,7 @@ class StepCall final : public Work, public Remote {
     return shards;
   }
 
-  // Work.
+  // Future.
   bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 
   // Cargo.
@@ -46,15 +46,13 @@ class StepCall final : public Work, public Remote {
   std::byte* landing(uint32_t part, uint64_t bytes) override;
   Status land(uint32_t part, bool lies, const wire::Part& answer, const std::string& items,
               const std::byte* numbers) override;
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     *shard = parts_[part].shard;
     return entries_[parts_[part].entry].tensor->owners().get();
   }
 
  protected:
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
   void finished() override;
   void over() override { session_->engine().leave(); }
 
@@ -202,7 +200,7 @@ Status StepCall::start(int64_t deadline_ns) {
     engine.leave();
     return status;
   }
-  begin_away(trips());
+  expect(trips());
   {
     std::lock_guard lock(session_->order_mutex());
     for (Entry& entry : entries_) {
@@ -440,7 +438,7 @@ Status StepClient::run(int64_t deadline_ns) {
   for (size_t i = 0; i < ready && first.ok();) {
     if (items_[i].together) {
       Ref<StepCall> call(new StepCall(session_));
-      call->expect(ready - i);
+      call->make_room(ready - i);
       for (; i < ready && items_[i].together; ++i) {
         const Item& item = items_[i];
         if (item.tensor->spec().reject_nonfinite)  // a registered array may have changed meanwhile

@@ -28,21 +28,28 @@ struct TableRequest {
 
 class TableClient;
 
-// A request on a table, its keys sorted by shard. Who does the work is the subclass's business, as with tensors.
+// A request on a table, its keys sorted by shard. How it goes to servers elsewhere is the subclass's business, as with
+// tensors.
 class TableCall : public Call {
  public:
+  TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   uint64_t erased() const { return erased_.load(std::memory_order_relaxed); }
   bool ok() const { return groups_.ok(); }
   const std::vector<uint32_t>& shards() const { return shards_; }
   bool waits_for_close() const override;
-  void set_where(Program where) { erases_where_ = std::move(where); }  // before it is started
+
+  void fill(uint32_t part, bool kept, Entry* entry) override;
+  void set_arrays(uint32_t part, bool kept, Entry* entry) override;
+  void keep(uint32_t part) override;
+  Status landed(uint32_t part, Outcome* outcome) override;
 
  protected:
-  TableCall(std::shared_ptr<TableClient> client, const What& what, const TableRequest& request);
   bool pushes() const override { return pushes_; }
   bool waits_for_update() const override;
   bool would_deadlock() const override;
   void uncount() override;
+  void admitted() override;
+  bool is_alone() const override;
   // A push counts from now on; a pull is of the present clock, or of the one that its worker has closed at the shard.
   void begin_iteration();
   // The clock at which a part looks at the rows.
@@ -54,25 +61,29 @@ class TableCall : public Call {
   const double weight_;
   const bool create_, erase_, closes_, pushes_;
   const std::string where_;  // of a delete
-  Program erases_where_;     // the same, for a table inside the process
-  Iteration iteration_;      // of a push
+  const wire::Op op_;
+  Iteration iteration_;  // of a push
   uint64_t asked_ = 0;
   std::vector<uint64_t> closed_;  // of a pull, at each part, where it is beyond that
   Arrays arrays_;
   std::vector<uint32_t> shards_;  // of each part
   std::atomic<uint64_t> erased_{0};
+  std::unique_ptr<std::byte[]> kept_;  // the input, where its caller has it back
+
+ private:
+  std::mutex keep_mutex_;
 };
 
 class TableClient : public Handle, public std::enable_shared_from_this<TableClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
                      std::shared_ptr<TableClient>* out, int64_t deadline_ns = limits::kNoDeadline);
-  static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, std::shared_ptr<Table> table);
+  static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, std::shared_ptr<ServedObject> object);
   static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 
   const std::string& name() const { return name_; }
   const TableSpec& spec() const { return spec_; }
-  Table& table() { return *table_; }  // inside this process
+  Table& table() { return *object().table(); }  // inside this process
 
   What what(const TableRequest& request) const;
   // Ok when the request fits the table.
@@ -100,13 +111,11 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   TableClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
               const TableSpec& spec)
       : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
-  Status each(const char* verb, const std::function<Status(uint32_t)>& visit, int64_t deadline_ns);
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
   Asked asked(const char* verb);
 
   const std::string name_;
   const TableSpec spec_;
-  std::shared_ptr<Table> table_;  // unless it is elsewhere
 };
 
 // The same request to servers elsewhere.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "server/look.h"
+#include "server/object/shard_query.h"
 
 namespace windlass {
 
@@ -14,7 +14,10 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
       weight_(r.weight),
       closes_(r.closes),
       pushes_(r.in != nullptr),
-      versioned_(r.versioned) {
+      versioned_(r.versioned),
+      op_(!pushes_           ? wire::Op::kPull
+          : r.out == nullptr ? wire::Op::kPush
+                             : wire::Op::kPushPull) {
   if (r.in != nullptr) {
     arrays_.in = r.in->data;
     arrays_.in_dtype = r.in->dtype;
@@ -22,7 +25,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
   if (r.out != nullptr) {
     arrays_.out = r.out->data;
     arrays_.out_dtype = r.out->dtype;
-    arrays_.stream = r.out->bytes() >= (r.in == nullptr ? limits::kStreamPullBytesMin : limits::kStreamBytesMin);
+    arrays_.stream = streams(*traits_of(op_), r.out->bytes(), r.out->bytes());
   }
   const uint32_t shards = client_->cut().shards;
   if (r.newer_than != nullptr) {
@@ -44,6 +47,7 @@ TensorCall::TensorCall(std::shared_ptr<TensorClient> client, const What& what, c
       break;
   }
   make_parts();
+  if (!client_->remote()) go_near(op_, client_->object(), shards_);
 }
 
 bool TensorCall::waits_for_update() const { return pushes_ && client_->sync().rounds(); }
@@ -143,130 +147,42 @@ void TensorCall::make_parts() {
   starts_.push_back(spans_.size());
 }
 
-namespace {
+// ---- inside the process
+// ----------------------------------------------------------------------------------------------
 
-class LocalTensorCall final : public TensorCall {
- public:
-  LocalTensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request)
-      : TensorCall(std::move(client), what, request) {
-    set_parts(static_cast<uint32_t>(shards_.size()));
-  }
-
- protected:
-  void admitted() override;
-  Turn& turn(uint32_t part) override;
-  Status run(uint32_t part, bool kept) override;
-  Status pass(uint32_t part) override;
-  void skip(uint32_t part) override {
-    client_->skip_in_turn({&client_->tensor(), nullptr, shards_[part]}, client_->tensor().shard(shards_[part]),
-                          iteration_);
-  }
-  void leave_gate(uint32_t part) override { Call::leave_gate(client_->tensor().shard(shards_[part]), part); }
-  bool is_alone() const override { return pushes_ && client_->spec().rule.kind == RuleKind::kForeign; }
-  bool may_leave_gate() const override { return !pushes_; }
-  std::string stuck() const override {
-    for (uint32_t part = 0; part < shards_.size(); ++part) {
-      if (is_waiting(part)) return stuck_at_gate(client_->tensor().shard(shards_[part]), asked(part));
-    }
-    return "";
-  }
-  void keep(uint32_t part) override;
-
- private:
-  void read_repeats(uint32_t shard);
-  Rounds::Push contribution(uint32_t part, bool kept, bool at_once);
-
-  std::mutex keep_mutex_;
-  std::unique_ptr<std::byte[]> kept_;
-};
-
-void LocalTensorCall::admitted() { begin_iteration(); }
-
-Turn& LocalTensorCall::turn(uint32_t part) { return client_->tensor().shard(shards_[part]).turn; }
-
-Status LocalTensorCall::run(uint32_t part, bool kept) {
-  Tensor& tensor = client_->tensor();
-  const uint32_t index = shards_[part];
-  Shard& shard = tensor.shard(index);
-  // Who has to wait looks at the weights when the gate is open.
-  bool late = shard.gate != nullptr;
-  if (pushes_) {
-    WL_RETURN_IF_ERROR(client_->push_in_turn(
-        *this, {&tensor, nullptr, index}, shard, iteration_,
-        [&](uint64_t updates) {
-          Arrays arrays = arrays_;
-          if (kept && combined_ == nullptr) arrays.in = kept_.get();
-          if (!repeats_.empty() || !answers() || late) arrays.out = nullptr;
-          return tensor.apply(index, hyper_.corrected(updates), spans(part), span_count(part), arrays);
-        },
-        [&](bool at_once) { return contribution(part, kept, at_once); }));
-    if (arrays_.out == nullptr && !waits_for_update()) return {};
-  }
-  if (shard.gate != nullptr && stop_at_gate(part, shard, asked(part))) return {};
-  if (!late && pushes_) {
-    if (!repeats_.empty() && answers()) read_repeats(index);
-    look(shard, asked(part));
-    if (versioned_) versions_[index] = shard.version + 1;
-    return {};
-  }
-  return pass(part);
+void TensorCall::admitted() {
+  begin_iteration();
+  batch_.hyper = hyper_;
+  batch_.in_dtype = arrays_.in_dtype;
+  batch_.out_dtype = arrays_.out_dtype;
+  batch_.streams = arrays_.stream;
+  batch_.in_place = true;
+  batch_.weight = iteration_.weight;
+  batch_.object_weight = iteration_.object_weight;
+  batch_.other_weight = iteration_.other_weight;
+  if (repeats_.empty() || arrays_.out == nullptr) return;
+  unrepeated_ =
+      std::make_unique_for_overwrite<std::byte[]>(spans_.size() * client_->cut().row * size_of(arrays_.out_dtype));
 }
 
-Status LocalTensorCall::pass(uint32_t part) {
-  Tensor& tensor = client_->tensor();
-  const uint32_t index = shards_[part];
-  Shard& shard = tensor.shard(index);
-  if (client_->sync().may_drop()) session().catch_up(shard.gate->made());
-  if (waits_for_update() && shard.staged != nullptr)
-    WL_RETURN_IF_ERROR(static_cast<const Rounds&>(*shard.staged).error(iteration_.clock));
-  if (arrays_.out != nullptr && answers()) {
-    if (!repeats_.empty()) {
-      read_repeats(index);
-    } else if (newer_than_.empty() || shard.version + 1 > newer_than_[index]) {
-      tensor.read(spans(part), span_count(part), arrays_);
-      changed_.store(true, std::memory_order_relaxed);
-    }
-    look(shard, asked(part));
-  }
-  if (versioned_) versions_[index] = shard.version + 1;
-  return {};
+bool TensorCall::is_alone() const { return pushes_ && client_->spec().rule.kind == RuleKind::kForeign; }
+
+void TensorCall::fill(uint32_t part, bool kept, Entry* entry) {
+  entry->spans = spans(part);
+  entry->items = static_cast<uint32_t>(span_count(part));
+  entry->clock = pushes_ ? iteration_.clock : asked(part);
+  if (closes_) entry->flags |= wire::kCloses;
+  if (!newer_than_.empty()) entry->value = newer_than_[shards_[part]];
+  TensorCall::set_arrays(part, kept, entry);
 }
 
-// What the part brings to an update. An ordinary array may be gone by then.
-Rounds::Push LocalTensorCall::contribution(uint32_t part, bool kept, bool at_once) {
-  Rounds::Push push;
-  push.hyper = hyper_;
-  push.dtype = arrays_.in_dtype;
-  push.spans.assign(spans(part), spans(part) + span_count(part));
-  push.numbers = static_cast<const std::byte*>(kept && combined_ == nullptr ? kept_.get() : arrays_.in);
-  if (at_once) return push;
-  if (kept || combined_ != nullptr || !ordinary()) {
-    push.memory = kept_alive();
-    return push;
-  }
-  const size_t size = size_of(push.dtype);
-  uint64_t n = 0;
-  for (const Span& s : push.spans) n += s.n;
-  auto* const copy = new std::byte[n * size + 1];
-  uint64_t at = 0;
-  for (Span& s : push.spans) {
-    std::memcpy(copy + at * size, push.numbers + s.at * size, s.n * size);
-    s.at = at;
-    at += s.n;
-  }
-  push.numbers = copy;
-  push.memory = std::shared_ptr<const void>(copy, [](const void* p) { delete[] static_cast<const std::byte*>(p); });
-  return push;
+void TensorCall::set_arrays(uint32_t, bool kept, Entry* entry) {
+  entry->in = static_cast<const std::byte*>(kept && combined_ == nullptr ? kept_.get() : arrays_.in);
+  std::byte* const out = unrepeated_ != nullptr ? unrepeated_.get() : static_cast<std::byte*>(arrays_.out);
+  entry->out = answers() ? out : nullptr;
 }
 
-void LocalTensorCall::read_repeats(uint32_t shard) {
-  const Cut& cut = client_->cut();
-  auto it = std::partition_point(repeats_.begin(), repeats_.end(),
-                                 [&](const Span& s) { return cut.shard_of(s.first) < shard; });
-  for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) client_->tensor().read(&*it, 1, arrays_);
-}
-
-void LocalTensorCall::keep(uint32_t part) {
+void TensorCall::keep(uint32_t part) {
   std::lock_guard lock(keep_mutex_);
   if (combined_ != nullptr || !pushes_) return;
   const size_t size = size_of(arrays_.in_dtype);
@@ -281,7 +197,42 @@ void LocalTensorCall::keep(uint32_t part) {
   }
 }
 
-}  // namespace
+Status TensorCall::landed(uint32_t part, Outcome* outcome) {
+  WL_RETURN_IF_ERROR(outcome->status);
+  if (arrays_.out != nullptr) note_seen(asked(part), outcome->clock);
+  if (client_->sync().may_drop()) session().catch_up(outcome->clock);
+  if (versioned_) versions_[shards_[part]] = outcome->value;
+  if ((outcome->flags & wire::kUnchanged) != 0) return {};
+  changed_.store(true, std::memory_order_relaxed);
+  if (unrepeated_ != nullptr && answers())
+    scatter_repeats(part, unrepeated_.get() + spans(part)[0].at * size_of(arrays_.out_dtype));
+  return {};
+}
+
+uint64_t TensorCall::count(uint32_t part) const {
+  uint64_t n = 0;
+  for (size_t i = 0; i < span_count(part); ++i) n += spans(part)[i].n;
+  return n;
+}
+
+void TensorCall::scatter_repeats(uint32_t part, const std::byte* from) {
+  const size_t size = size_of(arrays_.out_dtype);
+  const Span* const begin = spans(part);
+  const Cut& cut = client_->cut();
+  const uint32_t shard = shards_[part];
+  auto it = std::partition_point(repeats_.begin(), repeats_.end(),
+                                 [&](const Span& s) { return cut.shard_of(s.first) < shard; });
+  for (; it != repeats_.end() && cut.shard_of(it->first) == shard; ++it) {
+    const Span* const row = std::upper_bound(begin, begin + span_count(part), it->first,
+                                             [](uint64_t first, const Span& s) { return first < s.first; }) -
+                            1;
+    const uint64_t at = row->at - begin->at + (it->first - row->first);
+    std::memcpy(static_cast<std::byte*>(arrays_.out) + it->at * size, from + at * size, it->n * size);
+  }
+}
+
+// ---- the handle
+// ------------------------------------------------------------------------------------------------------
 
 Status TensorClient::open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
                           std::shared_ptr<TensorClient>* out, int64_t deadline_ns) {
@@ -296,17 +247,21 @@ Status TensorClient::open(std::shared_ptr<Session> session, const std::string& n
     *out = attach(std::move(session), placed);
     return {};
   }
-  std::shared_ptr<Tensor> tensor;
-  WL_RETURN_IF_ERROR(session->engine().server().open_tensor(name, spec, &tensor));
-  *out = attach(std::move(session), std::move(tensor));
+  std::shared_ptr<ServedObject> object;
+  ObjectSpec full;
+  full.name = session->engine().server().crowd()->app() + "/" + name;
+  full.tensor = spec;
+  WL_RETURN_IF_ERROR(session->engine().server().open(full, &object));
+  *out = attach(std::move(session), std::move(object));
   return {};
 }
 
-std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor) {
-  std::shared_ptr<TensorClient> client(
-      new TensorClient(std::move(session), tensor->name(), tensor->name(), tensor->spec(), tensor->cut()));
-  client->tensor_ = std::move(tensor);
-  client->set_object(client->tensor_->spec().sync, client->tensor_, nullptr);
+std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> session,
+                                                   std::shared_ptr<ServedObject> object) {
+  const std::string name = object->spec().own_name();
+  const TensorSpec& spec = object->spec().tensor;
+  std::shared_ptr<TensorClient> client(new TensorClient(std::move(session), name, name, spec, cut_of(spec)));
+  client->set_object(spec.sync, std::move(object));
   return client;
 }
 
@@ -315,7 +270,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   const Cut cut = cut_of(spec);
   std::shared_ptr<TensorClient> client(
       new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
-  client->set_object(spec.sync, nullptr, nullptr);
+  client->set_object(spec.sync, nullptr);
   client->set_map(placed.map, cut.shards);
   return client;
 }
@@ -363,8 +318,8 @@ Status TensorClient::make(const TensorRequest& r, Ref<TensorCall>* out) {
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
   WL_RETURN_IF_ERROR(check(r, w));
-  *out = remote() ? make_remote_call(shared_from_this(), w, r)
-                  : Ref<TensorCall>(new LocalTensorCall(shared_from_this(), w, r));
+  *out =
+      remote() ? make_remote_call(shared_from_this(), w, r) : Ref<TensorCall>(new TensorCall(shared_from_this(), w, r));
   return {};
 }
 
@@ -378,25 +333,13 @@ Status TensorClient::start(const TensorRequest& r, How how, Ref<TensorCall>* out
 }
 
 Status TensorClient::fingerprint(int64_t deadline_ns, uint64_t* out) {
-  std::atomic<uint64_t> sum{mix_text(name_)};
-  if (remote()) {
-    WL_RETURN_IF_ERROR(sum_of_shards(What{"fingerprint", "tensor", name_}, wire::Op::kFingerprint, deadline_ns, out));
-    *out += sum;
-    return {};
-  }
-  WL_RETURN_IF_ERROR(each_shard(
-      What{"fingerprint", "tensor", name_}, cut_.shards, [this](uint32_t i) -> Turn& { return tensor_->shard(i).turn; },
-      [this, &sum](uint32_t i) {
-        sum.fetch_add(tensor_->fingerprint(i), std::memory_order_relaxed);
-        return Status();
-      },
-      shared_from_this(), deadline_ns));
-  *out = sum.load();
+  WL_RETURN_IF_ERROR(sum_of_shards(What{"fingerprint", "tensor", name_}, wire::Op::kFingerprint, deadline_ns, out));
+  *out += mix_text(name_);
   return {};
 }
 
 Asked TensorClient::asked(const char* verb) {
-  return {shared_from_this(), {verb, "tensor", name_}, cut_.shards, row_type_of(spec_, cut_), tensor_.get(), nullptr};
+  return {shared_from_this(), {verb, "tensor", name_}, cut_.shards, row_type_of(spec_, cut_)};
 }
 
 Status TensorClient::query(const std::string& query, int64_t deadline_ns, std::string* answer) {

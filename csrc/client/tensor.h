@@ -46,20 +46,27 @@ struct PlaneArrays {
 
 class TensorClient;
 
-// A request on a tensor, cut by shard, and what it saw. Who does the work is the subclass's business: the server inside
-// the process (tensor.cc) or servers elsewhere (remote_tensor.cc).
+// A request on a tensor, cut by shard, and what it saw. To the server inside the process it goes as it is; how it goes
+// to servers elsewhere is the subclass's business (remote_tensor.cc).
 class TensorCall : public Call {
  public:
+  TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
   // After it is done, where the request was versioned.
   const Versions& versions() const { return versions_; }
   bool changed() const { return changed_.load(std::memory_order_relaxed); }
 
+  void fill(uint32_t part, bool kept, Entry* entry) override;
+  void set_arrays(uint32_t part, bool kept, Entry* entry) override;
+  void keep(uint32_t part) override;
+  Status landed(uint32_t part, Outcome* outcome) override;
+
  protected:
-  TensorCall(std::shared_ptr<TensorClient> client, const What& what, const TensorRequest& request);
   bool pushes() const override { return pushes_; }
   bool waits_for_update() const override;
   bool would_deadlock() const override;
   void uncount() override;
+  void admitted() override;
+  bool is_alone() const override;
   // A push counts from now on; a pull is of the present clock, or of the one that its worker has closed at the shard.
   void begin_iteration();
   // The clock at which a part looks at the weights.
@@ -71,6 +78,7 @@ class TensorCall : public Call {
   const Hyper hyper_;
   const double weight_;
   const bool closes_, pushes_, versioned_;
+  const wire::Op op_;
   Iteration iteration_;  // of a push
   uint64_t asked_ = 0;
   std::vector<uint64_t> closed_;  // of a pull, at each part, where it is beyond that
@@ -82,6 +90,12 @@ class TensorCall : public Call {
   std::vector<uint32_t> shards_;  // of each part
   std::vector<size_t> starts_;    // of each part in spans_, and the end
   std::unique_ptr<std::byte[]> combined_;
+  std::unique_ptr<std::byte[]> kept_;        // the input, where its caller has it back
+  std::unique_ptr<std::byte[]> unrepeated_;  // the answer, where it has each row once
+
+  uint64_t count(uint32_t part) const;  // of its elements
+  // The answer has each row once, in ascending order; the caller wants it wherever it was asked for.
+  void scatter_repeats(uint32_t part, const std::byte* from);
 
  public:
   const std::vector<uint32_t>& shards() const { return shards_; }
@@ -92,19 +106,21 @@ class TensorCall : public Call {
   void combine_repeats(const Selection& rows, const Array& in);
   void make_parts();
   void sort_by_shard(std::vector<Span>* spans) const;
+
+  std::mutex keep_mutex_;
 };
 
 class TensorClient : public Handle, public std::enable_shared_from_this<TensorClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
                      std::shared_ptr<TensorClient>* out, int64_t deadline_ns = limits::kNoDeadline);
-  static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, std::shared_ptr<Tensor> tensor);
+  static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, std::shared_ptr<ServedObject> object);
   static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 
   const std::string& name() const { return name_; }
   const TensorSpec& spec() const { return spec_; }
   const Cut& cut() const { return cut_; }
-  Tensor& tensor() { return *tensor_; }  // inside this process
+  Tensor& tensor() { return object().tensor(); }  // inside this process
 
   What what(const TensorRequest& request) const;
   // Ok when the request fits the tensor.
@@ -135,7 +151,7 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   Status check_finite(const What& what, const PlaneArrays& from) const;
   Status check_other(VectorOp op, const TensorClient& other) const;
   Status settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns);
-  Status vector_here(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+  Status vector_near(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                      uint64_t* dots);
   Status vector_away(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                      uint64_t* dots);
@@ -151,7 +167,6 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
   const std::string group_;  // the tensor that it is like, with its app; its own name where it is like none
   const TensorSpec spec_;
   const Cut cut_;
-  std::shared_ptr<Tensor> tensor_;  // unless it is elsewhere
 };
 
 // The same request to servers elsewhere.

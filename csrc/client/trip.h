@@ -19,7 +19,7 @@
 #include "base/status.h"
 #include "client/arena.h"
 #include "client/owners.h"
-#include "server/work.h"
+#include "exec/future.h"
 #include "sync/gate.h"
 #include "wire/frame.h"
 
@@ -131,7 +131,7 @@ class Trip : public Counted {
   bool leaving = false;                        // its frame is on its way out
   bool ends_later = false;                     // its answer came while it was being sent again
   Status status;                               // the first refusal
-  Ref<Work> owner;                             // keeps the cargo while it is under way
+  Ref<Future> owner;                           // keeps the cargo while it is under way
   uint32_t came_from = 0;                      // of a stray: where it was not served
   uint32_t detours = 0;                        // likewise: how often
   bool rested = false;                         // likewise: it has waited since

@@ -1,8 +1,8 @@
 // Vector operations between tensors that are alike: TensorClient::vector.
 //
-// Each shard is done on its own, where both of its halves are (server/vector.h). A write is numbered like a push to
-// this tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence sent
-// there. A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's
+// Each shard is done on its own, where both of its halves are (server/object/vector.h). A write is numbered like a push
+// to this tensor. Of the other tensor it must see what this session has pushed before; so it says the last sequence
+// sent there. A server that has not got so far, or has no such shard, does nothing and says so. Then the other tensor's
 // shards are asked for themselves, which waits for those pushes and finds out where they are, and the operation is
 // tried again under a new sequence, until the caller's time is up. That happens while pushes are on the other lane, or
 // while the shards of tensors that are alike move.
@@ -24,35 +24,102 @@ namespace {
 constexpr uint64_t kAtOnceBytes = uint64_t{32} << 20;  // of the other tensor, copied inside the process
 constexpr int64_t kPauseNs = 500'000, kPauseNsMax = 64'000'000;
 
-// One attempt at some shards, on servers elsewhere.
-class VectorCall final : public Work, public Remote {
+// One attempt at some shards.
+class VectorCall : public Call {
  public:
-  VectorCall(std::shared_ptr<TensorClient> client, std::shared_ptr<TensorClient> other, VectorOp op, uint64_t a,
-             std::vector<uint32_t> shards)
-      : Remote(client->links()),
+  VectorCall(std::shared_ptr<TensorClient> client, std::shared_ptr<TensorClient> other, const What& what, VectorOp op,
+             uint64_t a, std::vector<uint32_t> shards)
+      : Call(client->shared_session(), client->progress(), what),
         client_(std::move(client)),
         other_(std::move(other)),
         op_(op),
         a_(a),
         shards_(std::move(shards)),
-        must_see_(shards_.size()),
-        dots_(shards_.size()) {}
+        dots_(shards_.size()) {
+    if (!client_->remote()) go_near(writes(op_) ? wire::Op::kVector : wire::Op::kDot, client_->object(), shards_);
+    steps_.resize(shards_.size());
+    wrong_.resize(shards_.size());
+  }
+  // Inside the process: the other tensor's shards, as snapshots. They were copied at that one's turns, and nobody holds
+  // two.
+  void set_other(std::vector<Handle::Answer> copies) { copies_ = std::move(copies); }
 
-  Status start(const What& what, int64_t deadline_ns) {
-    Session& session = client_->session();
-    WL_RETURN_IF_ERROR(session.engine().enter());
-    make_trips({.op = wire::Op::kVector,
+  // Of finished work.
+  const std::vector<uint64_t>& dots() const { return dots_; }
+
+  void fill(uint32_t part, bool, Entry* entry) override {
+    const Cut& cut = client_->cut();
+    steps_[part].item = item(Map::kFirstTerm, 0);
+    entry->clock = session().clock();
+    entry->vector = &steps_[part];
+    if (!copies_.empty()) {
+      entry->in = copies_[part].numbers.data();  // the weights come first
+      entry->numbers_bytes = (cut.end_of(shards_[part]) - cut.first_of(shards_[part])) * size_of(client_->spec().dtype);
+    }
+    uint64_t none = 0;
+    wrong_[part] = client_->object().check(batch(), entry, &none);
+  }
+  Status checked(uint32_t part) override { return wrong_[part]; }
+  Status landed(uint32_t part, Outcome* outcome) override {
+    dots_[part] = outcome->value;
+    return outcome->status;
+  }
+
+ protected:
+  bool pushes() const override { return writes(op_); }
+  bool is_large() const override {
+    return shards_.size() * client_->cut().per_shard * size_of(client_->spec().dtype) >= limits::kCrewBytesMin;
+  }
+  wire::VectorItem item(uint32_t term, uint64_t sequence) const {
+    wire::VectorItem item;
+    item.operation = static_cast<uint8_t>(op_);
+    item.a = a_;
+    if (other_ == nullptr) return item;
+    item.object = other_->map().object;
+    item.term = term;
+    item.sequence = sequence;
+    return item;
+  }
+
+  const std::shared_ptr<TensorClient> client_, other_;
+  const VectorOp op_;
+  const uint64_t a_;
+  const std::vector<uint32_t> shards_;
+  std::vector<uint64_t> dots_;  // of each part
+
+ private:
+  std::vector<VectorStep> steps_;
+  std::vector<Status> wrong_;
+  std::vector<Handle::Answer> copies_;
+};
+
+// The same, on servers elsewhere.
+class RemoteVector final : public VectorCall, public Remote {
+ public:
+  RemoteVector(const std::shared_ptr<TensorClient>& client, const std::shared_ptr<TensorClient>& other,
+               const What& what, VectorOp op, uint64_t a, const std::vector<uint32_t>& shards)
+      : VectorCall(client, other, what, op, a, shards), Remote(client->links()), must_see_(shards.size()) {}
+
+  // Of finished work.
+  const std::vector<uint32_t>& apart() const { return apart_; }  // shards that nothing was done to
+  const std::string& why() const { return why_; }
+
+  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
+  std::string stuck() override { return Remote::stuck(); }
+  void give_way() override {
+    bool any = false;
+    withdraw(true, Status(Code::kCancelled, what() + ": cancelled"), &any);
+  }
+  Status launch(How how, int64_t deadline_ns) override {
+    make_trips({.op = writes(op_) ? wire::Op::kVector : wire::Op::kDot,
                 .object = client_->map().object,
                 .dtype_in = client_->spec().dtype,
                 .deadline_ns = deadline_ns},
                *client_->owners(), shards_);
-    if (const Status status = reserve(what.text(), deadline_ns); !status.ok()) {
-      session.engine().leave();
-      return status;
-    }
-    begin_away(trips());
+    WL_RETURN_IF_ERROR(reserve(what(), deadline_ns));
+    expect(trips());
     {
-      std::lock_guard lock(session.order_mutex());
+      std::lock_guard lock(session().order_mutex());
       std::vector<uint64_t>& sent = client_->progress()->sent;
       if (other_ != nullptr) {
         const std::vector<uint64_t>& seen = other_->progress()->sent;
@@ -60,44 +127,20 @@ class VectorCall final : public Work, public Remote {
       }
       number([&](uint32_t shard, Trip::Part* part) {
         part->sequence = writes(op_) ? ++sent[shard] : sent[shard];
-        part->clock = session.clock();
+        part->clock = session().clock();
       });
       submit(this);
     }
-    set_off(How::kWait);
+    set_off(how);
     return {};
   }
-  Status finish(const What& what, int64_t deadline_ns) {
-    if (wait_until(deadline_ns)) {
-      const Status s = status();
-      return s.ok() ? s : Status(s.code(), what.text() + ": " + s.message());
-    }
-    given_up_ = true;
-    const Status late(Code::kTimeout,
-                      what.text() + ": not done in time; " + stuck() + (writes(op_) ? "; what was sent goes on" : ""));
-    if (bool any = false; !writes(op_)) withdraw(true, late, &any);
-    return late;
-  }
-
-  // Of finished work.
-  const std::vector<uint64_t>& dots() const { return dots_; }
-  const std::vector<uint32_t>& apart() const { return apart_; }  // shards that nothing was done to
-  const std::string& why() const { return why_; }
-
-  // Work.
-  bool wait_until(int64_t deadline_ns) override { return done() || wait_away(*this, deadline_ns); }
 
   // Cargo.
   void describe(uint32_t, bool, wire::Part* to) override { to->items_bytes = sizeof(wire::VectorItem); }
   void write_items(uint32_t part, bool, std::byte* to) override {
-    wire::VectorItem item;
-    item.operation = static_cast<uint8_t>(op_);
-    item.a = a_;
-    if (other_ != nullptr) {
-      item.object = other_->map().object;
-      item.term = other_->owners()->of(shards_[part]).term;  // what is known when it leaves, again each time
-      item.sequence = must_see_[part];
-    }
+    // What is known of the other shard when it leaves, again each time.
+    const uint32_t term = other_ != nullptr ? other_->owners()->of(shards_[part]).term : 0;
+    const wire::VectorItem item = this->item(term, must_see_[part]);
     std::memcpy(to, &item, sizeof item);
   }
   const std::byte* numbers(uint32_t) override { return nullptr; }
@@ -114,37 +157,24 @@ class VectorCall final : public Work, public Remote {
     why_ = wire::printable(items);
     return {};
   }
-  void over(const Status& status) override { end_away(status); }
+  void over(const Status& status) override { end(status); }
   Owners* owners(uint32_t part, uint32_t* shard) override {
     *shard = shards_[part];
     return client_->owners().get();
   }
 
  protected:
-  Turn& turn(uint32_t) override { __builtin_unreachable(); }
-  Status run(uint32_t, bool) override { return {}; }
+  // A write that its caller has given up, and that was not done, is an error for the next one.
   void finished() override {
-    if (!given_up_ || !writes(op_)) return;
-    Status s = status();
-    std::lock_guard lock(mutex_);
-    if (s.ok() && !apart_.empty()) s = Status(Code::kTimeout, "shards that never got it: " + why_);
-    if (s.ok()) return;
-    client_->progress()->unseen.add(
-        Status(s.code(), What{name_of(op_), "tensor", client_->name()}.text() + ": " + s.message()));
+    if (writes(op_) && given_up() && !apart_.empty()) fail(Status(Code::kTimeout, "shards that never got it: " + why_));
+    VectorCall::finished();
   }
-  void over() override { client_->session().engine().leave(); }
 
  private:
-  const std::shared_ptr<TensorClient> client_, other_;
-  const VectorOp op_;
-  const uint64_t a_;
-  const std::vector<uint32_t> shards_;
   std::vector<uint64_t> must_see_;  // of each part: the last sequence sent to the other shard
-  std::vector<uint64_t> dots_;      // of each part
   std::mutex mutex_;
   std::vector<uint32_t> apart_;
   std::string why_;  // of the last of them
-  std::atomic<bool> given_up_{false};
 };
 
 bool is_finite(Dtype dtype, uint64_t a) {
@@ -177,7 +207,7 @@ Status TensorClient::vector(VectorOp op, TensorClient* other, uint64_t a, int64_
     return Status(Code::kNonFinite, what.text() + ": the number is NaN or infinity; nothing was changed");
   std::vector<uint64_t> dots(cut_.shards);
   WL_RETURN_IF_ERROR(remote() ? vector_away(what, op, other, a, deadline_ns, dots.data())
-                              : vector_here(what, op, other, a, deadline_ns, dots.data()));
+                              : vector_near(what, op, other, a, deadline_ns, dots.data()));
   // In the order of the shards: the same sum for any number of servers.
   if (spec_.dtype == Dtype::kInt64) {
     *dot = std::accumulate(dots.begin(), dots.end(), uint64_t{0});
@@ -205,9 +235,10 @@ Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* ot
                                       " to be refused: " + why);
   };
   for (int64_t pause_ns = kPauseNs; !left.empty(); pause_ns = std::min(2 * pause_ns, kPauseNsMax)) {
-    const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, op, a, left));
-    if (const Status status = call->start(what, deadline_ns); !status.ok()) return placed(status);
-    if (const Status status = call->finish(what, deadline_ns); !status.ok()) return placed(status);
+    const Ref<RemoteVector> call(new RemoteVector(shared_from_this(), alive, what, op, a, left));
+    if (const Status status = call->start(nullptr, nullptr, How::kWait, deadline_ns); !status.ok())
+      return placed(status);
+    if (const Status status = call->finish(deadline_ns); !status.ok()) return placed(status);
     for (size_t i = 0; i < left.size(); ++i) dots[left[i]] = call->dots()[i];
     left = call->apart();
     if (left.empty()) break;
@@ -228,56 +259,28 @@ Status TensorClient::settle(const What& what, const std::vector<uint32_t>& shard
   item.operation = static_cast<uint8_t>(VectorOp::kDot);
   item.object = map().object;
   const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
-  const Ref<Exchange> exchange(new Exchange(links()));
-  return exchange->ask_shards(wire::Op::kVector, owners(), shards, sent(), 0, body, what.text(), deadline_ns);
+  std::vector<Answer> answers;
+  return ask_shards(what, wire::Op::kDot, shards, 0, body, deadline_ns, &answers);
 }
 
-// Inside the process: at the turns of the other tensor's shards their numbers are copied, then this tensor's shards are
-// worked on. Nobody holds two turns.
-Status TensorClient::vector_here(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
+// Inside the process: some shards at a time, since the other tensor's are copied.
+Status TensorClient::vector_near(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                                  uint64_t* dots) {
-  const bool copies = other != nullptr && other->tensor_ != tensor_;
-  const size_t size = size_of(spec_.dtype);
-  const uint64_t shard_bytes = cut_.per_shard * size;
+  const bool copies = other != nullptr && &other->object() != &object();
+  const uint64_t shard_bytes = cut_.per_shard * size_of(spec_.dtype);
   const uint32_t at_once = copies ? static_cast<uint32_t>(std::max<uint64_t>(kAtOnceBytes / shard_bytes, 1)) : ~0u;
-  const std::unique_ptr<std::byte[]> memory =
-      copies ? std::make_unique_for_overwrite<std::byte[]>(std::min(at_once, cut_.shards) * shard_bytes) : nullptr;
-  const auto elements = [&](uint32_t shard) { return cut_.end_of(shard) - cut_.first_of(shard); };
-  const auto alive = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
-      shared_from_this(), other != nullptr ? other->shared_from_this() : nullptr);
+  const std::shared_ptr<TensorClient> alive = other != nullptr ? other->shared_from_this() : nullptr;
   for (uint32_t first = 0, n = 0; first < cut_.shards; first += n) {
     n = std::min(at_once, cut_.shards - first);
-    if (copies) {
-      WL_RETURN_IF_ERROR(each_shard(
-          what, n, [&](uint32_t i) -> Turn& { return other->tensor_->shard(first + i).turn; },
-          [&](uint32_t i) {
-            std::memcpy(memory.get() + i * shard_bytes, other->tensor_->weights_of(first + i),
-                        elements(first + i) * size);
-            return Status();
-          },
-          alive, deadline_ns));
-    }
-    const Status status = each_shard(
-        what, n, [&](uint32_t i) -> Turn& { return tensor_->shard(first + i).turn; },
-        [&](uint32_t i) {
-          const uint32_t shard = first + i;
-          std::byte* const y = tensor_->pieces_of(shard)[0].data;
-          const std::byte* const x = copies ? memory.get() + i * shard_bytes : y;
-          if (!writes(op)) {
-            dots[shard] = kernels().dot(spec_.dtype, y, x, elements(shard));
-            return Status();
-          }
-          if (copies && spec_.reject_nonfinite && !kernels().finite(spec_.dtype, x, elements(shard)))
-            return Status(Code::kNonFinite,
-                          what.text() + ": NaN or infinity; nothing was applied to shard " + std::to_string(shard));
-          kernels().vector(op, spec_.dtype, y, x, a, elements(shard));
-          ++tensor_->shard(shard).version;
-          return Status();
-        },
-        alive, deadline_ns);
-    if (status.code() == Code::kTimeout && writes(op))
-      return Status(Code::kTimeout, status.message() + "; shards that were busy never got it");
-    WL_RETURN_IF_ERROR(status);
+    std::vector<uint32_t> some(n);
+    std::iota(some.begin(), some.end(), first);
+    std::vector<Answer> theirs;
+    if (copies) WL_RETURN_IF_ERROR(other->ask_shards(what, wire::Op::kSnapshot, some, 0, "", deadline_ns, &theirs));
+    const Ref<VectorCall> call(new VectorCall(shared_from_this(), alive, what, op, a, std::move(some)));
+    call->set_other(std::move(theirs));
+    WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait, deadline_ns));
+    WL_RETURN_IF_ERROR(call->finish(deadline_ns));
+    std::copy(call->dots().begin(), call->dots().end(), dots + first);
   }
   return {};
 }

@@ -12,7 +12,7 @@
 #include "base/buffer.h"
 #include "base/crc32c.h"
 #include "server/channel.h"
-#include "server/hosted.h"
+#include "server/object/batch.h"
 #include "wire/frame.h"
 
 namespace windlass {
@@ -63,31 +63,47 @@ class Answers {
     return buffer_->data() + used_ + kSection;
   }
   // The part whose numbers were written where the last open() said.
-  void add(const Reply& reply) {
-    const size_t items = wire::padded(reply.items.size()), numbers = wire::padded(reply.numbers_bytes);
+  void add(uint32_t label, const Outcome& outcome) {
+    wire::Part part;
+    part.shard = label;
+    part.term = outcome.term;
+    part.sequence = outcome.sequence;
+    part.clock = outcome.clock;
+    part.value = outcome.value;
+    part.flags = outcome.flags;
+    part.items = static_cast<uint32_t>(outcome.body.size() / sizeof(uint64_t));  // of a scan: its keys
+    part.status = static_cast<uint8_t>(outcome.status.code());
+    const std::string waited = outcome.waited_ns != 0 && outcome.body.empty() ? waited_of(outcome) : "";
+    add(part,
+        !outcome.status.ok()   ? outcome.status.message()
+        : outcome.body.empty() ? waited
+                               : outcome.body,
+        outcome.numbers_bytes);
+  }
+  void add(wire::Part part, const std::string& text, uint64_t numbers_bytes) {
+    const size_t items = wire::padded(text.size()), numbers = wire::padded(numbers_bytes);
     if (buffer_->bytes() < used_ + kSection + items + numbers) {
-      std::byte* const kept = new std::byte[reply.numbers_bytes + 1];
-      if (reply.numbers_bytes != 0) std::memcpy(kept, buffer_->data() + used_ + kSection, reply.numbers_bytes);
+      std::byte* const kept = new std::byte[numbers_bytes + 1];
+      if (numbers_bytes != 0) std::memcpy(kept, buffer_->data() + used_ + kSection, numbers_bytes);
       flush();
       if (std::byte* fresh = buffer_->room(2 * kSection + items + numbers); fresh != nullptr)
-        std::memcpy(fresh + used_ + kSection, kept, reply.numbers_bytes);
+        std::memcpy(fresh + used_ + kSection, kept, numbers_bytes);
       delete[] kept;
       if (buffer_->data() == nullptr) return;
     }
     std::byte* const at = buffer_->data() + used_;
     if (items != 0) {
-      std::memmove(at + kSection + items, at + kSection, reply.numbers_bytes);
+      std::memmove(at + kSection + items, at + kSection, numbers_bytes);
       std::memset(at + items, 0, kSection);  // the last of the items' sections, before they fill it
-      std::memcpy(at + kSection, reply.items.data(), reply.items.size());
+      std::memcpy(at + kSection, text.data(), text.size());
     }
     std::byte* const first = at + kSection + items;
-    std::memset(first + reply.numbers_bytes, 0, numbers - reply.numbers_bytes);
-    wire::Part part = reply.part;
-    part.items_bytes = static_cast<uint32_t>(reply.items.size());
-    part.numbers_bytes = reply.numbers_bytes;
-    if (part.items_bytes != 0) part.items_crc = crc32c(reply.items.data(), reply.items.size());
+    std::memset(first + numbers_bytes, 0, numbers - numbers_bytes);
+    part.items_bytes = static_cast<uint32_t>(text.size());
+    part.numbers_bytes = numbers_bytes;
+    if (part.items_bytes != 0) part.items_crc = crc32c(text.data(), text.size());
     if (part.numbers_bytes != 0 && (header_.flags & wire::kChecksummed) != 0)
-      part.numbers_crc = crc32c(first, reply.numbers_bytes);
+      part.numbers_crc = crc32c(first, numbers_bytes);
     wire::encode(part, at);
     used_ += kSection + items + numbers;
     ++header_.parts;
@@ -110,6 +126,14 @@ class Answers {
 
  private:
   static constexpr size_t kSection = limits::kSectionBytes;
+  // How long it waited at the gate, and for whom.
+  static std::string waited_of(const Outcome& outcome) {
+    wire::Writer writer;
+    writer.put(static_cast<uint64_t>(outcome.waited_ns));
+    writer.put(outcome.waited_for);
+    writer.put(uint32_t{0});
+    return writer.take();
+  }
   void end_frame() {
     if (header_.parts == 0) return;
     header_.length = used_ - begin_ - kSection;

@@ -146,8 +146,8 @@ Status Arrival::take_gate(const Chunk& chunk, const std::byte* body) {
 
 Status Arrival::take_push(const Chunk& chunk, const std::byte* body) {
   if (gate_ == nullptr || !object_->spec().sync().rounds()) return wrong("pushes that wait", 0, 1);
-  if (rounds_ == nullptr) rounds_ = std::make_unique<Rounds>();
-  return rounds_->put(body, chunk.bytes, *gate_, object_->target(chunk.shard), &object_->room());
+  if (rounds_ == nullptr) rounds_ = std::make_unique<BspUpdates>();
+  return rounds_->put(body, chunk.bytes, *gate_, object_->target(chunk.shard), &object_->staging());
 }
 
 Status Arrival::end(const Chunk& chunk, const std::byte* body) {

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "server/hosted.h"
+#include "server/object/served_object.h"
 #include "transport/chunk.h"
 
 namespace windlass {
@@ -44,7 +44,7 @@ class Arrival {
   Host& host_;
   Chunk first_;
   uint32_t next_ = 0;  // number of the next chunk
-  std::shared_ptr<Hosted> object_;
+  std::shared_ptr<ServedObject> object_;
   Shard* shard_ = nullptr;  // once its place is ours to write
   bool known_ = false;      // it is here already, under this very term
   bool complete_ = false;
@@ -53,7 +53,7 @@ class Arrival {
   size_t next_array_ = 0;
   std::vector<Record> records_;
   std::unique_ptr<Gate> gate_;
-  std::unique_ptr<Rounds> rounds_;
+  std::unique_ptr<BspUpdates> rounds_;
 };
 
 }  // namespace windlass

@@ -5,7 +5,7 @@
 #include "base/crc32c.h"
 #include "server/answers.h"
 #include "server/incoming.h"
-#include "server/parked_order.h"
+#include "server/remote_ticket.h"
 #include "server/several.h"
 
 namespace windlass {
@@ -16,6 +16,9 @@ namespace {
 
 constexpr size_t kSection = limits::kSectionBytes;
 constexpr size_t kLeastFrame = 2 * kSection;  // a header and a part
+
+constexpr size_t kKeptPostedBytes = size_t{4} << 20;
+thread_local Buffer t_posted;  // of answers to others
 
 Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
 
@@ -51,6 +54,17 @@ void Connection::run() {
   if (guest_ != nullptr) host_.leave(guest_);
 }
 
+void Connection::deliver(Ticket* const* tickets, size_t n) {
+  const auto of = [&](size_t i) -> RemoteTicket& { return static_cast<RemoteTicket&>(*tickets[i]); };
+  for (size_t i = 0; i < n;) {
+    const uint64_t request = of(i).request();
+    Answers answers(channel_, of(i).frame(), &t_posted, this);
+    for (; i < n && of(i).request() == request; ++i) of(i).add_to(&answers);
+    answers.flush();
+  }
+  t_posted.shrink(kKeptPostedBytes);
+}
+
 void post_to(Connection& connection, const std::byte* frame, size_t bytes, uint8_t priority) {
   connection.post(frame, bytes, priority);
 }
@@ -66,19 +80,19 @@ void Connection::post(const std::byte* frame, size_t bytes, uint8_t priority) {
   });
 }
 
-void Connection::parked_at(const ParkedOrder* order, uint32_t shard) {
+void Connection::parked_at(const RemoteTicket* ticket, uint32_t shard) {
   std::lock_guard lock(parked_mutex_);
-  Held& held = parked_[order->request()];
+  Held& held = parked_[ticket->request()];
   if (held.parts++ == 0) {
-    held.object = order->object();
+    held.object = ticket->shared_object();
     held.shard = shard;
   }
-  parked_at_.try_emplace({order->object().get(), shard}, order->object());
+  parked_at_.try_emplace({ticket->shared_object().get(), shard}, ticket->shared_object());
 }
 
-void Connection::parked_no_more(const ParkedOrder* order) {
+void Connection::parked_no_more(const RemoteTicket* ticket) {
   std::lock_guard lock(parked_mutex_);
-  const auto it = parked_.find(order->request());
+  const auto it = parked_.find(ticket->request());
   if (it != parked_.end() && --it->second.parts == 0) parked_.erase(it);
 }
 
@@ -91,7 +105,9 @@ void Connection::forget_parked() {
   for (const auto& [at, object] : places) {
     Shard* const shard = object->find(at.second);
     with_turn(shard->turn, [&] {
-      shard->parked.drop_if([&](const Waiting& w) { return static_cast<const ParkedOrder&>(w).is_from(this); });
+      shard->parked.drop_if([&](const Waiting& w) {
+        return &const_cast<Ticket&>(static_cast<const Ticket&>(w)).sink() == static_cast<const Sink*>(this);
+      });
     });
   }
 }
@@ -270,10 +286,10 @@ std::string Connection::held(const std::string& asked) {
     View::Worker blocker{Gate::kOutsider, 0};
     Shard* const shard = held.object->find(held.shard);
     with_turn(shard->turn, [&] {
-      shard->parked.each([&](const Waiting& w) {
-        const auto& order = static_cast<const ParkedOrder&>(w);
-        if (order.request() == id && order.is_from(this) && order.gated() && shard->gate != nullptr)
-          blocker = shard->gate->blocker(order.order().rank, order.asked(), os::now_ns());
+      shard->parked.each([&](Waiting& w) {
+        auto& ticket = static_cast<Ticket&>(w);
+        if (&ticket.sink() == this && ticket.order().second == id && ticket.gated() && shard->gate != nullptr)
+          blocker = shard->gate->blocker(ticket.batch().caller.rank, ticket.asked(), os::now_ns());
       });
     });
     writer.put(id);
@@ -290,18 +306,12 @@ void Connection::answer_control(const wire::Header& header, const Status& status
   Answers answers(channel_, header, &buffer);
   const size_t n = std::max<size_t>(bodies.size(), 1);
   for (size_t i = 0; i < n; ++i) {
-    Reply reply;
-    reply.part.shard = static_cast<uint32_t>(i);
-    reply.part.value = n;  // how many there are
-    if (!status.ok()) {
-      reply.refuse(status);
-    } else if (i < bodies.size()) {
-      reply.items = bodies[i];
-    } else {
-      reply.part.value = 0;
-    }
+    Outcome outcome;
+    outcome.status = status;
+    outcome.value = status.ok() && i >= bodies.size() ? 0 : n;  // how many there are
+    if (i < bodies.size()) outcome.body = bodies[i];
     if (answers.open(0) == nullptr) return;
-    answers.add(reply);
+    answers.add(static_cast<uint32_t>(i), outcome);
     if (!status.ok()) break;
   }
   answers.flush();

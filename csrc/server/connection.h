@@ -18,13 +18,14 @@
 
 #include "server/channel.h"
 #include "server/host.h"
+#include "server/object/ticket.h"
 #include "wire/frame.h"
 
 namespace windlass {
 
-class ParkedOrder;
+class RemoteTicket;
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class Connection : public Sink, public std::enable_shared_from_this<Connection> {
  public:
   Connection(Host& host, int fd, std::string peer, std::string key);
   Connection(const Connection&) = delete;
@@ -45,9 +46,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool expects(const wire::Header& header) const;
   const std::shared_ptr<Guest>& guest() const { return guest_; }  // once it has said hello
 
+  // Answers tickets that came on this connection, those of one request together, without waiting for the client.
+  void deliver(Ticket* const* tickets, size_t n) override;
+
   // A part of the request waits in this shard; and does not wait any more.
-  void parked_at(const ParkedOrder* order, uint32_t shard);
-  void parked_no_more(const ParkedOrder* order);
+  void parked_at(const RemoteTicket* ticket, uint32_t shard);
+  void parked_no_more(const RemoteTicket* ticket);
 
  private:
   Status serve();
@@ -71,11 +75,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::mutex parked_mutex_;
   struct Held {
     uint32_t parts = 0;  // that are parked
-    std::shared_ptr<Hosted> object;
+    std::shared_ptr<ServedObject> object;
     uint32_t shard = 0;  // of one of them
   };
-  std::unordered_map<uint64_t, Held> parked_;                                  // by request
-  std::map<std::pair<Hosted*, uint32_t>, std::shared_ptr<Hosted>> parked_at_;  // where any was ever parked
+  std::unordered_map<uint64_t, Held> parked_;                                              // by request
+  std::map<std::pair<ServedObject*, uint32_t>, std::shared_ptr<ServedObject>> parked_at_;  // where any was ever parked
 };
 
 }  // namespace windlass

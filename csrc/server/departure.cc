@@ -5,12 +5,11 @@
 
 #include "base/breaks.h"
 #include "base/crc32c.h"
-#include "server/parked_order.h"
-#include "server/request.h"
+#include "server/object/ticket.h"
 
 namespace windlass {
 
-Status Departure::begin(std::shared_ptr<Hosted> object, uint32_t index, uint32_t server, uint32_t term,
+Status Departure::begin(std::shared_ptr<ServedObject> object, uint32_t index, uint32_t server, uint32_t term,
                         std::unique_ptr<Departure>* out) {
   out->reset();
   const std::string what = "move of '" + object->spec().own_name() + "', shard " + std::to_string(index);
@@ -109,7 +108,7 @@ Status Departure::next(Pieces* pieces, bool* more) {
         with_turn(shard_.turn, [&] {
           body_ = encode(*shard_.gate, os::now_ns());
           if (shard_.staged != nullptr)
-            pushes_ = static_cast<Rounds&>(*shard_.staged)
+            pushes_ = static_cast<BspUpdates&>(*shard_.staged)
                           .copy(*shard_.gate, object_->target(index_), limits::kShardChunkBytesMax / 2);
         });
         give(Chunk::kGate, 0, body_.data(), body_.size());
@@ -246,7 +245,7 @@ Status Departure::commit() {
   });
   object_->give_memory(index_);
   with_turn(shard_.turn, [&] { shard_.home.leaving = false; });
-  answer_all(&parked);
+  deliver(&parked);
   return {};
 }
 
@@ -260,7 +259,7 @@ void Departure::abort() {
     object_->set_view(shard_, index_, object_->crowd()->view(object_->map().object));  // it missed what was said
     shard_.parked.free(shard_, &parked);
   });
-  answer_all(&parked);
+  deliver(&parked);
 }
 
 }  // namespace windlass

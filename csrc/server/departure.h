@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "server/hosted.h"
+#include "server/object/served_object.h"
 #include "transport/chunk.h"
 
 namespace windlass {
@@ -27,7 +27,7 @@ namespace windlass {
 class Departure {
  public:
   // *out stays null when the shard has left for that server under that term already: there is nothing to do.
-  static Status begin(std::shared_ptr<Hosted> object, uint32_t shard, uint32_t server, uint32_t term,
+  static Status begin(std::shared_ptr<ServedObject> object, uint32_t shard, uint32_t server, uint32_t term,
                       std::unique_ptr<Departure>* out);
   Departure(const Departure&) = delete;
   Departure& operator=(const Departure&) = delete;
@@ -51,7 +51,7 @@ class Departure {
  private:
   enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kGate, kPushes, kEnd, kOver };
 
-  Departure(std::shared_ptr<Hosted> object, uint32_t shard, uint32_t server, uint32_t term)
+  Departure(std::shared_ptr<ServedObject> object, uint32_t shard, uint32_t server, uint32_t term)
       : object_(std::move(object)), index_(shard), server_(server), term_(term), shard_(*object_->find(shard)) {}
   TableShard& rows() const { return object_->table()->shard(index_); }
   void copy_rows();
@@ -61,7 +61,7 @@ class Departure {
   void write_records();
   void give(Chunk::Kind kind, uint32_t items, const void* body, size_t bytes);
 
-  const std::shared_ptr<Hosted> object_;
+  const std::shared_ptr<ServedObject> object_;
   const uint32_t index_, server_, term_;
   Shard& shard_;
   Phase phase_ = kBegin;

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/test.h"
-#include "server/rounds.h"
+#include "server/object/bsp_updates.h"
 #include "session/record.h"
 #include "sync/gate.h"
 
@@ -76,7 +76,7 @@ struct Ledger {
 
 struct Place {
   std::shared_ptr<const Gate> gate;
-  std::shared_ptr<const Rounds> rounds;
+  std::shared_ptr<const BspUpdates> rounds;
   int64_t total = 0;
   Ledger ledger;
 };
@@ -106,7 +106,7 @@ class Checker {
     gate.set_view({.known = true, .workers = {{0, 0}, {1, 0}}}, 0);
     for (Place& place : first.places) {
       place.gate = std::make_shared<const Gate>(gate);
-      place.rounds = std::make_shared<const Rounds>();
+      place.rounds = std::make_shared<const BspUpdates>();
     }
     for (uint8_t a = 0; a < kRanks; ++a) first.actors[a] = {.rank = a, .started = true, .alive = true};
     visit(std::move(first));
@@ -137,7 +137,7 @@ class Checker {
       put(l.in_view), put(l.clock), put(l.closed_by), put(l.pushed), put(l.sequence), put(l.lost), put(l.made);
       put(l.total);
       key += p.rounds->first(*p.gate) == l.made ? '1' : '0';  // whether there is a sum
-      for (const Rounds::Push& w : p.rounds->waiting()) put(w.iteration), put(w.incarnation), put(w.rank);
+      for (const BspUpdates::Push& w : p.rounds->waiting()) put(w.iteration), put(w.incarnation), put(w.rank);
     }
     for (const Actor& a : world.actors) put(a.rank), put(a.started), put(a.alive), put(a.iteration), put(a.step);
     put(world.view), put(world.entered), put(world.crashed), put(world.doubled), put(world.joining);
@@ -150,12 +150,12 @@ class Checker {
     Shard& shard = tensor_->shard(0);
     const Target target{tensor_.get(), nullptr, 0};
     shard.gate = std::make_unique<Gate>(*place->gate);
-    shard.staged = std::make_unique<Rounds>(*place->rounds);
+    shard.staged = std::make_unique<BspUpdates>(*place->rounds);
     const int64_t before = weight();
     what(shard, target);
     place->total += weight() - before;
     place->gate = std::shared_ptr<const Gate>(std::move(shard.gate));
-    place->rounds = std::make_shared<const Rounds>(static_cast<const Rounds&>(*shard.staged));
+    place->rounds = std::make_shared<const BspUpdates>(static_cast<const BspUpdates&>(*shard.staged));
     place->ledger.make(options_.sync);
     const Gate& gate = *place->gate;
     if (options_.sync.rounds() && gate.made() != place->ledger.made) complain(name + ": another number of updates");
@@ -192,16 +192,17 @@ class Checker {
         [&](Shard& shard, const Target& target) {
           if (!fresh) return;
           if (options_.sync.rounds()) {
-            Rounds::Push p{.rank = a.rank, .iteration = iteration, .dtype = Dtype::kInt64, .spans = {{0, 1, 0}}};
+            BspUpdates::Push p{.rank = a.rank, .iteration = iteration, .dtype = Dtype::kInt64, .spans = {{0, 1, 0}}};
             if (options_.flaw != kForgetsIncarnations) p.incarnation = actor + 1;
             p.numbers = reinterpret_cast<const std::byte*>(&passing);
-            if (!closes || !Rounds::is_next(a.rank, iteration, *shard.gate)) {  // as it comes over a socket, or lies
+            if (!closes ||
+                !BspUpdates::is_next(a.rank, iteration, *shard.gate)) {  // as it comes over a socket, or lies
               const auto kept = std::make_shared<int64_t>(passing);
               p.numbers = reinterpret_cast<const std::byte*>(kept.get());
               p.memory = kept;
               p.charged = a.rank == 0;
             }
-            static_cast<Rounds&>(*shard.staged).add(std::move(p), *shard.gate);
+            static_cast<BspUpdates&>(*shard.staged).add(std::move(p), *shard.gate);
           } else {
             const Span all{0, 1, 0};
             tensor_->apply(0, {}, &all, 1, {&passing, nullptr, Dtype::kInt64, Dtype::kInt64, false});

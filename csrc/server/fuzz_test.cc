@@ -164,7 +164,8 @@ class Arena {
           }
           if (has_number(op)) item.a = r.next();
           const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
-          frames.push_back(about(Op::kVector, own_tensor_, s, tensor_sequence[s] += writes(op), body));
+          frames.push_back(
+              about(writes(op) ? Op::kVector : Op::kDot, own_tensor_, s, tensor_sequence[s] += writes(op), body));
           break;
         }
         default:

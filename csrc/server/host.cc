@@ -4,15 +4,14 @@
 #include <thread>
 
 #include "server/connection.h"
-#include "server/parked_order.h"
-#include "server/request.h"
+#include "server/remote_ticket.h"
 
 namespace windlass {
 
 constexpr int64_t kViewWaitNs = 1'000'000'000;  // then who waits is asked whether it still does
 
 Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max, uint64_t staging_bytes_max)
-    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max), room_(staging_bytes_max) {}
+    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max, staging_bytes_max) {}
 
 Host::~Host() { (void)close(limits::kNoDeadline); }
 
@@ -77,7 +76,7 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
   std::shared_ptr<Connection> old;
   std::shared_ptr<Crowd> changed;
   const Status welcomed = welcome_locked(connection, hello, key, incarnation, out, &old, &changed);
-  if (changed != nullptr) tell_gates(changed);
+  if (changed != nullptr) server_.tell_gates(changed);
   WL_RETURN_IF_ERROR(welcomed);
   // What the old one has begun may write into the client's memory: it ends before the client may send anything again.
   if (old == nullptr || (*out)->arenas.empty() || old->wait_ended(os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
@@ -156,8 +155,7 @@ bool Host::unused() {
   for (const auto& [key, guest] : guests_) {
     if (guest->connections != 0) return false;
   }
-  std::shared_lock lock(objects_mutex_);
-  return std::all_of(objects_.begin(), objects_.end(), [](const auto& object) { return object == nullptr; });
+  return server_.objects().empty();
 }
 
 // Clients that are killed say no goodbye. The one that has been away for longest is not waited for any more.
@@ -178,29 +176,6 @@ std::shared_ptr<Crowd> Host::crowd_locked(const std::string& app) {
   return crowd;
 }
 
-// Everybody who is waited for, to every gate of the app; who need not wait any more goes on.
-void Host::tell_gates(const std::shared_ptr<Crowd>& crowd) {
-  std::vector<std::shared_ptr<Hosted>> objects;
-  {
-    std::shared_lock lock(objects_mutex_);
-    objects = objects_;
-  }
-  Freed freed;
-  for (const auto& object : objects) {
-    if (object == nullptr || object->crowd() != crowd || !object->spec().sync().gated()) continue;
-    for (uint32_t i = 0; i < object->shards(); ++i) {
-      Shard* const shard = object->find(i);
-      if (shard == nullptr) continue;
-      with_turn(shard->turn, [&] {
-        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new place asks for the view
-        object->set_view(*shard, i, crowd->view(object->map().object));
-        if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
-      });
-    }
-  }
-  answer_all(&freed);
-}
-
 void Host::set_view(const std::string& app, uint64_t number, const std::vector<Crowd::Member>& workers,
                     const std::vector<uint32_t>& waited) {
   std::shared_ptr<Crowd> crowd;
@@ -208,31 +183,15 @@ void Host::set_view(const std::string& app, uint64_t number, const std::vector<C
     std::lock_guard lock(mutex_);
     crowd = crowd_locked(app);
   }
-  if (crowd->set_view(number, workers, waited)) tell_gates(crowd);
+  if (crowd->set_view(number, workers, waited)) server_.tell_gates(crowd);
 }
 
 void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) {
-  if (guest.rank_at_home() == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock, open)) return;
-  tell_others(guest.crowd, open);
+  if (guest.rank_at_home() != Gate::kOutsider) server_.tick(guest.crowd, guest.rank, clock, std::move(open));
 }
 
 void Host::tick(const Guest& guest, uint64_t clock) {
-  if (guest.rank_at_home() == Gate::kOutsider || !guest.crowd->tick(guest.rank, clock)) return;
-  tell_others(guest.crowd, guest.crowd->open_of(guest.rank));
-}
-
-// Objects that a worker does not know are closed all the same.
-void Host::tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open) {
-  std::vector<std::shared_ptr<Hosted>> objects;
-  {
-    std::shared_lock lock(objects_mutex_);
-    objects = objects_;
-  }
-  const bool others = std::any_of(objects.begin(), objects.end(), [&](const auto& object) {
-    return object != nullptr && object->crowd() == crowd && object->spec().sync().gated() &&
-           !std::binary_search(open.begin(), open.end(), object->map().object);
-  });
-  if (others) tell_gates(crowd);
+  if (guest.rank_at_home() != Gate::kOutsider) server_.tick(guest.crowd, guest.rank, clock);
 }
 
 Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
@@ -241,13 +200,13 @@ Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
     return {};
   }
   if (clock == Gate::kOver) {
-    if (guest.crowd->left(guest.rank, guest.incarnation)) tell_gates(guest.crowd);
+    if (guest.crowd->left(guest.rank, guest.incarnation)) server_.tell_gates(guest.crowd);
     return {};
   }
   // Its view may still be on the way: until then nobody here would wait for it, while others do elsewhere.
   standing->known = guest.crowd->await_view(guest.rank, guest.incarnation, kViewWaitNs);
   if (!standing->known) return {};
-  if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) tell_gates(guest.crowd);
+  if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) server_.tell_gates(guest.crowd);
   standing->waited = guest.crowd->waits_for(guest.rank);
   standing->starts = guest.crowd->starts(guest.rank);
   const auto visit = [&](const Gate& gate) {
@@ -258,22 +217,10 @@ Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
     standing->highest = std::max(standing->highest, gate.highest());
   };
   guest.crowd->visit_pace(visit);
-  std::vector<std::shared_ptr<Hosted>> objects;
-  {
-    std::shared_lock lock(objects_mutex_);
-    objects = objects_;
-  }
-  for (const auto& object : objects) {
-    if (object == nullptr || object->crowd() != guest.crowd || !object->spec().sync().gated()) continue;
-    standing->rounds = standing->rounds || object->spec().sync().rounds();
-    for (uint32_t i = 0; i < object->shards(); ++i) {
-      Shard* const shard = object->find(i);
-      if (shard == nullptr) continue;
-      with_turn(shard->turn, [&] {
-        if (shard->home.state == Residence::kHere || shard->home.state == Residence::kFrozen) visit(*shard->gate);
-      });
-    }
-  }
+  server_.each_gate(guest.crowd, [&](ServedObject& object, Shard& shard) {
+    standing->rounds = standing->rounds || object.spec().sync().rounds();
+    if (shard.home.state == Residence::kHere || shard.home.state == Residence::kFrozen) visit(*shard.gate);
+  });
   return {};
 }
 
@@ -285,31 +232,27 @@ std::vector<std::pair<std::string, SyncStats>> Host::sync_stats() {
 }
 
 std::vector<std::string> Host::overdue(int64_t ns) {
-  std::vector<std::shared_ptr<Hosted>> objects;
-  {
-    std::shared_lock lock(objects_mutex_);
-    objects = objects_;
-  }
   std::lock_guard lock(overdue_mutex_);
   const int64_t now = os::now_ns();
   std::vector<std::string> lines;
-  for (const auto& object : objects) {
-    if (object == nullptr || !object->spec().sync().gated()) continue;
+  for (const auto& object : server_.objects()) {
+    if (!object->spec().sync().gated()) continue;
     const std::string& app = object->crowd()->app();
     for (uint32_t i = 0; i < object->shards(); ++i) {
       Shard* const shard = object->find(i);
       if (shard == nullptr) continue;
       with_turn(shard->turn, [&] {
         shard->parked.each([&](const Waiting& w) {
-          const auto& order = static_cast<const ParkedOrder&>(w);
-          if (!order.gated() || now - order.since_ns() < ns) return;
-          int64_t& told = told_[{app, order.order().rank}];
+          const auto& ticket = static_cast<const Ticket&>(w);
+          if (!ticket.gated() || now - ticket.since_ns() < ns) return;
+          const uint32_t rank = ticket.batch().caller.rank;
+          int64_t& told = told_[{app, rank}];
           if (now - told < ns) return;
           told = now;
-          const View::Worker who = shard->gate->blocker(order.order().rank, order.asked(), now);
-          lines.push_back("app '" + app + "': rank " + std::to_string(order.order().rank) + " has waited for " +
-                          std::to_string((now - order.since_ns()) / 1'000'000'000) + " s at '" +
-                          object->spec().own_name() + "', at clock " + std::to_string(order.asked()) + ", " +
+          const View::Worker who = shard->gate->blocker(rank, ticket.asked(), now);
+          lines.push_back("app '" + app + "': rank " + std::to_string(rank) + " has waited for " +
+                          std::to_string((now - ticket.since_ns()) / 1'000'000'000) + " s at '" +
+                          object->spec().own_name() + "', at clock " + std::to_string(ticket.asked()) + ", " +
                           waits_for(who));
         });
       });
@@ -320,7 +263,7 @@ std::vector<std::string> Host::overdue(int64_t ns) {
 
 void Host::goodbye(const std::shared_ptr<Guest>& guest) {
   if (guest->rank_at_home() != Gate::kOutsider && guest->crowd->left(guest->rank, guest->incarnation))
-    tell_gates(guest->crowd);
+    server_.tell_gates(guest->crowd);
   std::lock_guard lock(mutex_);
   guest->over = true;
   for (const auto& lane : guest->lanes) {
@@ -369,23 +312,24 @@ Status Host::attach(const ObjectSpec& spec, const Map& map) {
   if (find(map.object) == nullptr && std::any_of(map.runs.begin(), map.runs.end(), came)) {
     return Status(Code::kServerLost, "'" + spec.own_name() + "': shards that moved to this server are not here");
   }
-  std::shared_ptr<Hosted> made;
+  std::shared_ptr<ServedObject> made;
   return make(spec, map, index, &made);
 }
 
 void Host::set_quota(const std::string& app, uint64_t table_bytes_max) {
-  std::lock_guard lock(making_);
+  std::lock_guard lock(shares_mutex_);
   auto& share = shares_[app];
   if (share == nullptr) share = std::make_unique<Share>(table_bytes_max, &server_.budget());
 }
 
 TablePools& Host::pools_of(const ObjectSpec& spec) {
+  std::lock_guard lock(shares_mutex_);
   const auto share = shares_.find(spec.name.substr(0, spec.name.find('/')));
   return share == shares_.end() ? server_.pools() : share->second->pools;
 }
 
 std::map<std::string, uint64_t> Host::quotas_used() {
-  std::lock_guard lock(making_);
+  std::lock_guard lock(shares_mutex_);
   std::map<std::string, uint64_t> used;
   for (const auto& [app, share] : shares_) used[app] = share->budget.used();
   return used;
@@ -398,36 +342,22 @@ Traffic Host::traffic() {
   return all;
 }
 
-// The object, made if it is not there.
-Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out) {
-  std::lock_guard lock(making_);
-  *out = find(map.object);
-  if (const auto& there = *out; there != nullptr) {
-    uint32_t shards = 0;
-    WL_RETURN_IF_ERROR(spec.shards(&shards));
-    if (there->spec() == spec && there->map().agrees(map, shards)) return {};
-    return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
-                                           "' here, not '" + spec.name + "', or is placed otherwise");
-  }
-  Company company{nullptr, &room_};
+Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out) {
+  std::shared_ptr<Crowd> crowd;
   {
     std::lock_guard lock(mutex_);
-    company.crowd = crowd_locked(spec.app());
+    crowd = crowd_locked(spec.app());
   }
-  WL_RETURN_IF_ERROR(Hosted::make(spec, map, index, server_, &pools_of(spec), company, out));
-  std::unique_lock objects(objects_mutex_);
-  if (objects_.size() <= map.object) objects_.resize(map.object + 1);
-  objects_[map.object] = *out;
-  return {};
+  return server_.make(spec, map, index, &pools_of(spec), crowd, out);
 }
 
 Status Host::depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out) {
-  const std::shared_ptr<Hosted> there = find(object);
+  const std::shared_ptr<ServedObject> there = find(object);
   if (there == nullptr) return Status(Code::kNotFound, "move: object " + std::to_string(object) + " is not here");
   return Departure::begin(there, shard, server, term, out);
 }
 
-Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out) {
+Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out) {
   uint32_t shards = 0;
   {
     std::lock_guard lock(mutex_);
@@ -453,22 +383,10 @@ Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std
 }
 
 Status Host::detach(const ObjectSpec& spec, const Map& map) {
-  std::lock_guard making(making_);
-  if (const auto there = find(map.object); there != nullptr) {
-    if (!(there->spec() == spec) || !(there->map() == map) || there->used()) {
-      return Status(Code::kInvalidArgument, "detach: '" + spec.own_name() + "' is in use, or another");
-    }
-    std::unique_lock objects(objects_mutex_);
-    objects_[map.object] = nullptr;
-  }
+  WL_RETURN_IF_ERROR(server_.forget(spec, map));
   std::lock_guard lock(mutex_);
   if (index_ == 0) catalogue_.forget(spec, map.object);
   return {};
-}
-
-std::shared_ptr<Hosted> Host::find(uint32_t object) {
-  std::shared_lock lock(objects_mutex_);
-  return object < objects_.size() ? objects_[object] : nullptr;
 }
 
 bool Host::reserve(uint64_t bytes, int64_t deadline_ns) {

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,7 +21,6 @@
 #include "server/catalogue.h"
 #include "server/channel.h"
 #include "server/departure.h"
-#include "server/hosted.h"
 #include "server/server.h"
 
 namespace windlass {
@@ -76,7 +74,7 @@ class Host {
   std::vector<std::pair<std::string, SyncStats>> sync_stats();
   // A line for everybody who has waited at a gate for so long since it was last said.
   std::vector<std::string> overdue(int64_t ns);
-  uint64_t rounds_bytes() const { return room_.used(); }
+  uint64_t rounds_bytes() { return server_.staging().used(); }
 
   // What the tables of an app may take here, from now on; the first word counts. Before any of them is made.
   void set_quota(const std::string& app, uint64_t table_bytes_max);
@@ -91,7 +89,7 @@ class Host {
   // A shard leaves for another server of the list, under a higher term. *out stays null when it has left already.
   Status depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out);
   // For arrivals: the object, which is made if it is not known here. `index`: what the sender takes this server for.
-  Status receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
+  Status receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out);
 
   // For connections.
   // In a thread of its own, which close() waits for.
@@ -121,7 +119,7 @@ class Host {
   // Forgets an object that could not be made everywhere, unless somebody has pushed to it.
   Status detach(const ObjectSpec& spec, const Map& map);
   Status list(std::vector<Catalogue::Entry>* out);
-  std::shared_ptr<Hosted> find(uint32_t object);
+  std::shared_ptr<ServedObject> find(uint32_t object) { return server_.find(object); }
   uint64_t arena_bytes_max() const { return arena_bytes_max_; }
 
   // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it. Parts that are
@@ -144,10 +142,8 @@ class Host {
   void forget_one();
   bool unused();
   std::shared_ptr<Crowd> crowd_locked(const std::string& app);
-  void tell_gates(const std::shared_ptr<Crowd>& crowd);
-  void tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open);
   TablePools& pools_of(const ObjectSpec& spec);
-  Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<Hosted>* out);
+  Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out);
 
   const uint64_t incarnation_ = os::random_u64();
   const bool may_spin_ = os::cores() > 1;
@@ -155,7 +151,6 @@ class Host {
   std::atomic<uint64_t> cluster_{0};
   Server server_;
   Budget parked_{limits::kParkedBytesMax};
-  Room room_;  // for pushes that wait for their update
   std::mutex overdue_mutex_;
   std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when somebody's wait was last spoken of
 
@@ -172,15 +167,13 @@ class Host {
 
   Traffic past_;  // of connections that have ended
 
-  std::mutex making_;  // one object is made at a time
+  std::mutex shares_mutex_;  // of what follows
   struct Share {
     Share(uint64_t bytes_max, Budget* above) : budget(bytes_max, above), pools(&budget) {}
     Budget budget;
     TablePools pools;
   };
   std::map<std::string, std::unique_ptr<Share>> shares_;  // of apps that have a quota
-  std::shared_mutex objects_mutex_;
-  std::vector<std::shared_ptr<Hosted>> objects_;  // by number
 
   std::atomic<uint32_t> running_{0};
   std::atomic<bool> spinning_{false};

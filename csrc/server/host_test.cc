@@ -669,7 +669,10 @@ TEST(sessions_number_their_pushes_apart) {
 TEST(an_empty_push_uses_up_its_sequence_and_nothing_else) {
   Fixture f;
   const uint64_t before = f.fingerprint();
-  CHECK_OK(f.peer.call_one(about(Op::kPush, f.tensor, 0, 2, "", "", wire::kEmpty)).status());
+  const uint64_t version = f.peer.call_one(on_whole(Op::kPull, f.tensor, 0, 1)).part.value;
+  const FramePart empty = f.peer.call_one(about(Op::kPush, f.tensor, 0, 2, "", "", wire::kEmpty));
+  CHECK_OK(empty.status());
+  CHECK_EQ(empty.part.value, version);  // equal versions mean equal bits
   CHECK_OK(f.peer.call_one(about(Op::kPush, f.table, 9, 1, "", "", wire::kEmpty)).status());
   CHECK_EQ(f.fingerprint(), before);
   CHECK_EQ(f.next(f.tensor, 0), 3u);

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/breaks.h"
-#include "server/crew.h"
+#include "exec/crew.h"
+#include "server/direct_answer.h"
 #include "server/host.h"
-#include "server/lent.h"
 
 namespace windlass {
 
@@ -39,36 +39,37 @@ void Incoming::call_help(Server& server) {
   shared_ = request_.header().parts > 1 && server.threads() > 1 && request_.is_large();
   if (!shared_) return;
   threads_ = static_cast<size_t>(server.threads());
-  if (request_.lies()) {
+  if (request_.in_place()) {
     at_once_ = Request::kAtOnceMax;
     if (take_all()) shares_.divide(static_cast<uint32_t>(all_.size()), threads_);
   }
-  const bool queries = request_.header().operation() == wire::Op::kQuery;  // little to read, much to do
-  server.crew().post(Ref<Helped>(this), request_.lies() || queries ? threads_ - 1 : kStreamHelpers);
+  const OpTraits* const op = traits_of(request_.header().operation());
+  const bool queries = op != nullptr && op->walks;  // little to read, much to do
+  server.crew().post(Ref<Counted>(this), this, request_.in_place() || queries ? threads_ - 1 : kStreamHelpers);
 }
 
 void Incoming::help() {
   helpers_.fetch_add(1, std::memory_order_acq_rel);
-  const bool together = shared_ && request_.lies();
+  const bool together = shared_ && request_.in_place();
   if (together) begin_together();
   {
     Answers answers(channel_, request_.header(), &t_out);
     t_kept.clear();
     if (together) answers.keep_in(&t_kept);
-    Lent lent(channel_, request_.header(), &t_heads, &t_rest);
+    DirectAnswer direct(channel_, request_.header(), &t_heads, &t_rest);
     Batch batch;
     Freed freed;
     for (;;) {
-      if (!shared_ && !channel_.has_ahead(kSection)) lent.flush();  // whoever waits for the peer has no turn
+      if (!shared_ && !channel_.has_ahead(kSection)) direct.flush();  // whoever waits for the peer has no turn
       if (!next(&batch, &freed)) break;
-      if (!shared_ && batch.n == 1 && request_.lend(batch.parts[0].part, &lent)) continue;
-      lent.flush();
+      if (!shared_ && batch.n == 1 && request_.answer_directly(batch.parts[0].part, &direct)) continue;
+      direct.flush();
       request_.serve(batch.parts, batch.n, &answers, &freed);
       if (batch.staged != 0) from_->host().release(batch.staged);
     }
-    lent.flush();
+    direct.flush();
     answers.flush();
-    together ? end_together(t_kept, &freed) : answer_all(&freed);
+    together ? end_together(t_kept, &freed) : deliver(&freed);
     t_in.shrink(kKeptBufferBytes);
     t_out.shrink(kKeptBufferBytes);
   }
@@ -89,7 +90,7 @@ void Incoming::end_together(const std::vector<std::byte>& answers, Freed* freed)
   const std::vector<std::byte> all = std::exchange(answers_, {});
   Freed others = std::exchange(freed_, {});
   lock.unlock();
-  answer_all(&others);
+  deliver(&others);
   if (!all.empty()) (void)channel_.send(all.data(), all.size());
 }
 
@@ -136,10 +137,10 @@ bool Incoming::next(Batch* batch, Freed* freed) {
   // Answers others before it waits for the peer, or for a thread that may: a slow client holds up nobody else.
   std::unique_lock lock(reading_, std::try_to_lock);
   if (!lock) {
-    answer_all(freed);
+    deliver(freed);
     lock.lock();
   }
-  if (!freed->empty() && left_parts_ != 0 && !has_part_ahead()) answer_all(freed);
+  if (!freed->empty() && left_parts_ != 0 && !has_part_ahead()) deliver(freed);
   size_t used = 0;  // of this thread's memory
   batch->n = 0;
   batch->staged = 0;

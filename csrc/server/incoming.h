@@ -8,7 +8,7 @@
 //                         A        B        A        B        each reads, passes the stream on, applies, answers
 //
 // Where the numbers lie in arenas, and what is left of the frame has been read ahead, nobody reads: the threads share
-// its parts (base/shares.h).
+// its parts (exec/shares.h).
 //
 // Thread safety: help() from several threads; the rest before it, or from the connection's thread.
 #pragma once
@@ -18,14 +18,14 @@
 #include <mutex>
 #include <vector>
 
-#include "base/shares.h"
+#include "exec/crew_task.h"
+#include "exec/shares.h"
 #include "server/connection.h"
-#include "server/helped.h"
 #include "server/request.h"
 
 namespace windlass {
 
-class Incoming final : public Helped {
+class Incoming final : public Counted, public CrewTask {
  public:
   Incoming(std::shared_ptr<Connection> from, const wire::Header& header);
 

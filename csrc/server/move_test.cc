@@ -474,8 +474,8 @@ TEST(mutated_shards_are_refused_and_leave_nothing_behind) {
       }
       if (arrival.complete()) {
         ++taken;
-        ++term;                                   // the next takes its place
-        Hosted& there = *pair.hosts[1]->find(1);  // numbers may be any: they can be read
+        ++term;                                         // the next takes its place
+        ServedObject& there = *pair.hosts[1]->find(1);  // numbers may be any: they can be read
         (void)(table ? there.table()->fingerprint(0) : there.tensor_of(0).fingerprint(0));
         continue;
       }

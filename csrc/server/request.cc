@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <tuple>
 
 #include "base/breaks.h"
 #include "base/crc32c.h"
 #include "server/host.h"
-#include "server/parked_order.h"
-#include "server/vector.h"
+#include "server/object/vector.h"
+#include "server/remote_ticket.h"
 
 namespace windlass {
 
@@ -20,15 +19,29 @@ constexpr size_t kStepAtOnce = 8;
 constexpr int64_t kRoomWaitNs = 100'000'000;  // then it is seen whether the client is still there
 constexpr size_t kKeptListBytes = size_t{4} << 20;
 
-thread_local Buffer t_list;    // of the part at hand
-thread_local Buffer t_posted;  // of answers to others
-thread_local Buffer t_other;   // of a vector operation: its item, and the other shard's numbers
+thread_local Buffer t_list;   // of the part at hand
+thread_local Buffer t_other;  // of a vector operation: its item, and the other shard's numbers
 
 }  // namespace
 
 Request::Request(std::shared_ptr<Connection> from, const wire::Header& header) : from_(std::move(from)) {
   about_.header = header;
-  if (!is_step()) about_.object = from_->host().find(header.object);
+  if (is_step()) return;
+  about_.object = from_->host().find(header.object);
+  set_operation(&about_, header.operation());
+}
+
+// With the object found: what the batch has from the header and the session.
+void Request::set_operation(About* about, Op op) const {
+  Batch& b = about->batch;
+  b.op = traits_of(op);
+  b.in_dtype = static_cast<Dtype>(about->header.dtype_in);
+  b.out_dtype = static_cast<Dtype>(about->header.dtype_out);
+  b.deadline_ms = header().deadline_ms;
+  b.in_place = in_place();
+  b.caller.number = from_->guest()->number;
+  b.caller.incarnation = header().session;
+  if (about->object != nullptr) b.caller.rank = from_->guest()->rank_in(*about->object->crowd());
 }
 
 Status Request::read_extensions(const std::byte* bytes) {
@@ -36,46 +49,56 @@ Status Request::read_extensions(const std::byte* bytes) {
     return Status(Code::kProtocolError, "frame: the checksum of the extensions is wrong");
   wire::Places places;
   double numbers[limits::kPushNumbersMax] = {};
-  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header().extension_bytes, numbers, &about_.hypers, &places));
+  WL_RETURN_IF_ERROR(wire::read_extensions(bytes, header().extension_bytes, numbers, &about_.batch.hypers, &places));
   about_.take_numbers(numbers);
-  if (lies()) find_arrays(places, &about_);
+  about_.streamed = places.out_bytes;
   if (is_step()) {  // every part has places of its own; these are the sums
-    about_.lying.in_bytes = places.in_bytes;
-    about_.lying.out_bytes = places.out_bytes;
+    about_.batch.arrays.in_bytes = places.in_bytes;
+    about_.batch.arrays.out_bytes = places.out_bytes;
+  } else if (in_place()) {
+    find_arrays(places, &about_);
   }
-  about_.lying.streamed = places.out_bytes;
   return {};
 }
 
 void Request::find_arrays(const wire::Places& p, About* about) const {
   const Arenas& arenas = from_->guest()->arenas;
-  Lying& lying = about->lying;
-  if (p.in_arena != 0) about->misplaced = arenas.find(p.in_arena, p.in_offset, p.in_bytes, &lying.in_mapping);
+  InPlace& arrays = about->batch.arrays;
+  std::shared_ptr<const Mapping> in, out;
+  if (p.in_arena != 0) about->misplaced = arenas.find(p.in_arena, p.in_offset, p.in_bytes, &in);
   if (p.out_arena != 0 && about->misplaced.ok())
-    about->misplaced = arenas.find(p.out_arena, p.out_offset, p.out_bytes, &lying.out_mapping);
+    about->misplaced = arenas.find(p.out_arena, p.out_offset, p.out_bytes, &out);
   if (!about->misplaced.ok()) return;
-  if (p.in_arena != 0) {
-    lying.in = lying.in_mapping->data() + p.in_offset;
-    lying.in_bytes = p.in_bytes;
+  if (in != nullptr) {
+    arrays.in = in->data() + p.in_offset;
+    arrays.in_bytes = p.in_bytes;
   }
-  if (p.out_arena != 0) {
-    lying.out = lying.out_mapping->data() + p.out_offset;
-    lying.out_bytes = p.out_bytes;
+  if (out != nullptr) {
+    arrays.out = out->data() + p.out_offset;
+    arrays.out_bytes = p.out_bytes;
   }
-  lying.base = p.base;
+  arrays.base = p.base;
+  if (in == nullptr || out == nullptr || in == out) {  // mostly both are in one arena
+    arrays.memory = in != nullptr ? std::move(in) : std::move(out);
+  } else {
+    arrays.memory = std::make_shared<std::pair<std::shared_ptr<const Mapping>, std::shared_ptr<const Mapping>>>(
+        std::move(in), std::move(out));
+  }
+  if (about->batch.op != nullptr) about->batch.streams = streams(*about->batch.op, about->streamed, arrays.out_bytes);
 }
 
 bool Request::is_large() const {
   const Op op = header().operation();
-  if (op == Op::kQuery) return true;  // it looks at all that its shards have
+  if (about_.batch.op != nullptr && about_.batch.op->walks) return true;
   // A rule of the user's runs on one thread: others would only wait for it.
   if (about_.object != nullptr && about_.object->rule().kind == RuleKind::kForeign && op != Op::kPull) return false;
   uint64_t bytes = header().length;
-  if (lies()) {
-    bytes = std::max(about_.lying.in_bytes, about_.lying.out_bytes);
-  } else if (about_.object != nullptr && about_.object->spec().is_table && header().operation() == Op::kPull) {
+  if (in_place()) {
+    bytes = std::max(about_.batch.arrays.in_bytes, about_.batch.arrays.out_bytes);
+  } else if (about_.object != nullptr && about_.object->spec().is_table && op == Op::kPull) {
     bytes = bytes / sizeof(uint64_t) * about_.object->spec().table.dim * sizeof(float);
-  } else if (about_.object != nullptr && !about_.object->spec().is_table && header().operation() == Op::kVector) {
+  } else if (about_.object != nullptr && !about_.object->spec().is_table &&
+             (about_.is(Op::kVector) || about_.is(Op::kDot))) {
     const TensorSpec& spec = about_.object->spec().tensor;
     const Cut cut = cut_of(spec);
     bytes = header().parts * cut.per_shard * size_of(spec.dtype);
@@ -83,66 +106,60 @@ bool Request::is_large() const {
   return bytes >= (is_step() ? limits::kBulkBytesMin : limits::kCrewBytesMin);
 }
 
-Order Request::order_of(const About& about, const wire::Part& part, std::byte* bytes) const {
-  Order order;
-  order.header = about.header;
-  order.part = part;
-  order.hyper = about.hyper;
-  order.hypers = about.hypers;
-  order.session = from_->guest()->number;
-  order.weight = about.weight;
-  order.object_weight = about.object_weight;
-  order.other_weight = about.other_weight;
-  order.items = bytes;
-  order.numbers = bytes + wire::padded(part.items_bytes);
-  order.frame_op = header().operation();
-  order.label = part.shard;
-  return order;
+static Entry entry_of(const wire::Part& part, const std::byte* bytes) {
+  Entry e;
+  e.shard = part.shard;
+  e.term = part.term;
+  e.sequence = part.sequence;
+  e.clock = part.clock;
+  e.value = part.value;
+  e.flags = part.flags;
+  e.items = part.items;
+  e.body = bytes;
+  e.body_bytes = part.items_bytes;
+  e.in = bytes + wire::padded(part.items_bytes);
+  e.numbers_bytes = part.numbers_bytes;
+  return e;
 }
 
-Status Request::check_sums(const Order& o) const {
-  if (o.part.items_bytes != 0 && crc32c(o.items, o.part.items_bytes) != o.part.items_crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt, "the checksum of the items of part " + std::to_string(o.part.shard) + " is wrong");
-  if (o.part.numbers_bytes != 0 && (header().flags & wire::kChecksummed) != 0 &&
-      crc32c(o.numbers, o.part.numbers_bytes) != o.part.numbers_crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt, "the checksum of the numbers of part " + std::to_string(o.part.shard) + " is wrong");
+Status Request::check_sums(const wire::Part& p, const std::byte* bytes) const {
+  if (p.items_bytes != 0 && crc32c(bytes, p.items_bytes) != p.items_crc && !broken(Break::kChecksums))
+    return Status(Code::kCorrupt, "the checksum of the items of part " + std::to_string(p.shard) + " is wrong");
+  if (p.numbers_bytes != 0 && (header().flags & wire::kChecksummed) != 0 &&
+      crc32c(bytes + wire::padded(p.items_bytes), p.numbers_bytes) != p.numbers_crc && !broken(Break::kChecksums))
+    return Status(Code::kCorrupt, "the checksum of the numbers of part " + std::to_string(p.shard) + " is wrong");
   return {};
 }
 
-// What a part of a step is about: its first item, which makes it an order like any other.
-Status Request::read_item(Order* order, About* about) const {
+// What a part of a step is about: its first item, which makes it an entry like any other.
+Status Request::read_item(Entry* entry, About* about) const {
   wire::StepItem item;
-  WL_RETURN_IF_ERROR(wire::decode(order->items, order->part.items_bytes, &item));
+  WL_RETURN_IF_ERROR(wire::decode(entry->body, entry->body_bytes, &item));
   about->header = header();
   about->header.op = item.op;
   about->header.object = item.object;
   about->header.dtype_in = item.dtype_in;
   about->header.dtype_out = item.dtype_out;
   about->object = from_->host().find(item.object);
-  about->hypers = item.hypers;
+  about->batch.hypers = item.hypers;
   double numbers[limits::kPushNumbersMax] = {};
-  std::memcpy(numbers, order->items + sizeof item, item.hypers * sizeof(double));
+  std::memcpy(numbers, entry->body + sizeof item, item.hypers * sizeof(double));
   about->take_numbers(numbers);
-  if (lies()) find_arrays(item.places, about);
-  about->lying.streamed = about_.lying.streamed;
-  order->header = about->header;
-  order->hyper = about->hyper;
-  order->hypers = about->hypers;
-  order->weight = about->weight;
-  order->object_weight = about->object_weight;
-  order->other_weight = about->other_weight;
-  order->part.shard = item.shard;
-  order->part.items_bytes -= item.bytes();
-  order->items += item.bytes();
+  about->streamed = about_.streamed;
+  set_operation(about, static_cast<Op>(item.op));
+  if (in_place()) find_arrays(item.places, about);
+  entry->shard = item.shard;
+  entry->body_bytes -= item.bytes();
+  entry->body += item.bytes();
   return {};
 }
 
 // The items of a part that are in an arena: copied, and only then looked at.
-Status Request::read_list(Order* order) const {
+Status Request::read_list(Entry* entry) const {
   wire::ListedItems list;
-  if (is_step() || order->part.items_bytes != sizeof list)
+  if (is_step() || entry->body_bytes != sizeof list)
     return Status(Code::kInvalidArgument, "part: no list of items in an arena was expected here");
-  std::memcpy(&list, order->items, sizeof list);
+  std::memcpy(&list, entry->body, sizeof list);
   if (list.bytes > limits::kItemsBytesMax)
     return Status(Code::kInvalidArgument, "part: a list of " + std::to_string(list.bytes) + " bytes, at most " +
                                               std::to_string(limits::kItemsBytesMax));
@@ -152,62 +169,67 @@ Status Request::read_list(Order* order) const {
   if (copy == nullptr) return Status(Code::kResourceExhausted, "part: no memory for its list of items");
   std::memcpy(copy, mapping->data() + list.offset, list.bytes);
   if (crc32c(copy, list.bytes) != list.crc && !broken(Break::kChecksums))
-    return Status(Code::kCorrupt,
-                  "the checksum of the list of part " + std::to_string(order->part.shard) + " is wrong");
-  order->items = copy;
-  order->part.items_bytes = static_cast<uint32_t>(list.bytes);
+    return Status(Code::kCorrupt, "the checksum of the list of part " + std::to_string(entry->shard) + " is wrong");
+  entry->body = copy;
+  entry->body_bytes = static_cast<uint32_t>(list.bytes);
   return {};
 }
 
 // The worker has closed everything before a clock, except at shards of the objects it has open.
-Status Request::tick(const Order& order) const {
-  if (order.part.items_bytes % sizeof(uint32_t) != 0) return Status(Code::kInvalidArgument, "tick: malformed");
-  std::vector<uint32_t> open(order.part.items_bytes / sizeof(uint32_t));
-  if (!open.empty()) std::memcpy(open.data(), order.items, order.part.items_bytes);
+Status Request::tick(const Entry& entry) const {
+  if (entry.body_bytes % sizeof(uint32_t) != 0) return Status(Code::kInvalidArgument, "tick: malformed");
+  std::vector<uint32_t> open(entry.body_bytes / sizeof(uint32_t));
+  if (!open.empty()) std::memcpy(open.data(), entry.body, entry.body_bytes);
   std::sort(open.begin(), open.end());
-  from_->host().tick(*from_->guest(), order.part.clock, std::move(open));
+  from_->host().tick(*from_->guest(), entry.clock, std::move(open));
   return {};
 }
 
-bool Request::lend(const wire::Part& part, Lent* lent) const {
-  if (lies() || header().operation() != Op::kPull || part.bytes() != 0 || part.flags != wire::kWhole) return false;
+bool Request::answer_directly(const wire::Part& part, DirectAnswer* direct) const {
+  if (in_place() || !about_.is(Op::kPull) || part.bytes() != 0 || part.flags != wire::kWhole) return false;
   Shard* const shard = about_.object != nullptr ? about_.object->find(part.shard) : nullptr;
   if (shard == nullptr) return false;
-  Order order = order_of(about_, part, nullptr);
-  order.rank = from_->guest()->rank_in(*about_.object->crowd());
-  return lent->add(order, *about_.object, *shard);
+  return direct->add(about_.batch, entry_of(part, nullptr), *about_.object, *shard);
 }
 
 void Request::prepare(const Taken& taken, Ready* ready) const {
-  Order& order = ready->order;
-  order = order_of(about_, taken.part, taken.bytes);
+  Entry& entry = ready->entry;
+  entry = entry_of(taken.part, taken.bytes);
+  ready->label = taken.part.shard;
   Status& wrong = ready->wrong;
-  wrong = check_sums(order);
-  if (wrong.ok() && (order.part.flags & wire::kTicks) != 0) from_->host().tick(*from_->guest(), order.part.clock);
-  if (is_step() && wrong.ok()) wrong = read_item(&order, &ready->own);
-  if ((order.part.flags & wire::kListed) != 0 && wrong.ok()) wrong = read_list(&order);
+  wrong = check_sums(taken.part, taken.bytes);
+  if (wrong.ok() && (entry.flags & wire::kTicks) != 0) from_->host().tick(*from_->guest(), entry.clock);
+  if (is_step() && wrong.ok()) wrong = read_item(&entry, &ready->own);
   const About& about = is_step() ? ready->own : about_;
-  if (lies()) {
-    order.numbers = about.lying.in;
-    order.lying = &about.lying;
-  }
-  if (wrong.ok() && order.op() == Op::kTick) {
-    ready->ticks = true;
-    return;
+  ready->ticks = wrong.ok() && about.header.operation() == Op::kTick;
+  if (ready->ticks) return;
+  if (wrong.ok() && about.batch.op == nullptr)
+    wrong = Status(Code::kInvalidArgument, std::string(name_of(about.header.operation())) + " is not about shards");
+  if ((entry.flags & wire::kListed) != 0 && wrong.ok()) wrong = read_list(&entry);
+  if (in_place()) {
+    entry.in = about.batch.arrays.in;
+    entry.out = about.batch.arrays.out;
   }
   if (wrong.ok() && about.object == nullptr)
     wrong = Status(Code::kNotFound, "object " + std::to_string(about.header.object) + " is not on this server");
+  if (wrong.ok() && about.batch.op->closes) {
+    if (entry.body_bytes != sizeof entry.follows)
+      wrong = Status(Code::kInvalidArgument, "close: it must say what it follows");
+    else
+      std::memcpy(&entry.follows, entry.body, sizeof entry.follows);
+  }
   if (wrong.ok()) {
-    ready->shard = about.object->find(order.part.shard);
+    ready->shard = about.object->find(entry.shard);
     ready->absent = ready->shard == nullptr;
-    order.rank = from_->guest()->rank_in(*about.object->crowd());
-    if (order.op() == Op::kClose) std::memcpy(&order.object_weight, &order.part.value, sizeof order.object_weight);
   }
-  if (wrong.ok() && order.op() == Op::kVector && !ready->absent) {
-    wrong = wire::decode(order.items, order.part.items_bytes, &order.vector);
-    if (wrong.ok()) ready->other = read_other(from_->host(), *about.object, &order, &t_other);
+  if (wrong.ok() && (about.is(Op::kVector) || about.is(Op::kDot)) && !ready->absent) {
+    wrong = wire::decode(entry.body, entry.body_bytes, &ready->vector.item);
+    if (wrong.ok()) {
+      const std::shared_ptr<ServedObject> other = from_->host().find(ready->vector.item.object);
+      ready->other = read_other(about.batch, *about.object, other.get(), &entry, &ready->vector, &t_other);
+    }
   }
-  if (wrong.ok() && !about.misplaced.ok() && !order.pushes()) wrong = about.misplaced;
+  if (wrong.ok() && !about.misplaced.ok() && !about.batch.op->numbered) wrong = about.misplaced;
 }
 
 void Request::serve(const Taken* parts, size_t n, Answers* answers, Freed* freed) const {
@@ -220,96 +242,82 @@ void Request::serve(const Taken* parts, size_t n, Answers* answers, Freed* freed
       prepare(parts[i + k], &ready[k]);
       if (ready[k].shard != nullptr) __builtin_prefetch(ready[k].shard, 1);
     }
-    for (size_t k = 0; k < some; ++k) serve(ready[k], answers, freed);
+    for (size_t k = 0; k < some; ++k) serve(&ready[k], answers, freed);
     t_list.shrink(kKeptListBytes);
     i += some;
     for (size_t k = 0; k < some && i < n; ++k) ready[k] = Ready();
   }
 }
 
-void Request::serve(const Ready& ready, Answers* answers, Freed* freed) const {
-  const Order& order = ready.order;
-  const About& about = is_step() ? ready.own : about_;
-  Reply reply;
-  reply.part.shard = order.label;
-  reply.part.term = order.part.term;
-  if (ready.ticks) {
-    if (const Status status = tick(order); !status.ok()) reply.refuse(status);
-    if (answers->open(0) != nullptr) answers->add(reply);
+void Request::serve(Ready* ready, Answers* answers, Freed* freed) const {
+  Entry& entry = ready->entry;
+  const About& about = is_step() ? ready->own : about_;
+  Outcome outcome;
+  outcome.term = entry.term;
+  if (ready->ticks) {
+    if (ready->wrong.ok()) ready->wrong = tick(entry);
+    outcome.status = ready->wrong;
+    if (answers->open(0) != nullptr) answers->add(ready->label, outcome);
     return;
   }
-  if (!ready.wrong.ok() || ready.absent) {
+  if (!ready->wrong.ok() || ready->absent) {
     if (answers->open(0) == nullptr) return;
-    ready.absent ? about.object->turn_away(order, &reply) : reply.refuse(ready.wrong);
-    answers->add(reply);
+    ready->absent ? about.object->turn_away(entry, &outcome) : outcome.refuse(ready->wrong);
+    answers->add(ready->label, outcome);
     return;
   }
-  Shard& shard = *ready.shard;
+  Shard& shard = *ready->shard;
   uint64_t out_bytes = 0;
-  Status checked = about.misplaced.ok() ? about.object->check(order, &out_bytes) : about.misplaced;
-  if (checked.ok()) checked = ready.other;
+  Status checked = about.misplaced.ok() ? about.object->check(about.batch, &entry, &out_bytes) : about.misplaced;
+  if (checked.ok()) checked = ready->other;
   std::byte* out = answers->open(out_bytes);
   if (out == nullptr) {
     checked = Status(Code::kResourceExhausted, "no memory for an answer of " + std::to_string(out_bytes) + " bytes");
     out = answers->open(0);
     if (out == nullptr) return;
   }
-  if (lies()) out = about.lying.out;
+  if (!in_place()) entry.out = out;
   // The user's rule may take seconds: nobody else waits for it.
-  if (about.object->rule().kind == RuleKind::kForeign) answer_all(freed);
+  if (about.object->rule().kind == RuleKind::kForeign) deliver(freed);
   bool parked = false;
-  Ran ran = Ran::kDone;
+  Verdict verdict = Verdict::kDone;
   for (;;) {
-    const uint32_t seen = about.object->room().changes();
+    const uint32_t seen = about.object->staging().changes();
     with_turn(shard.turn, [&] {
-      ran = about.object->run(order, shard, checked, out, &reply);
-      if (ran == Ran::kFull) return;
-      if (ran != Ran::kDone) parked = park(about, order, checked, out_bytes, shard, ran, &reply);
+      verdict = about.object->run(about.batch, entry, shard, checked, &outcome);
+      if (verdict == Verdict::kFull) return;
+      if (verdict != Verdict::kDone) parked = park(about, *ready, checked, out_bytes, verdict, &outcome);
       if (!shard.parked.empty()) shard.parked.free(shard, freed);
     });
-    if (ran != Ran::kFull) break;
+    if (verdict != Verdict::kFull) break;
     // Back-pressure: this client waits. Answers that are ready leave first, since whoever gets one may make room.
     answers->flush();
-    answer_all(freed);
+    deliver(freed);
     if (from_->channel().broken()) return;
-    about.object->room().wait(seen, kRoomWaitNs);
-    out = lies() ? about.lying.out : answers->open(out_bytes);
-    if (out == nullptr && !lies()) return;
+    about.object->staging().wait(seen, kRoomWaitNs);
+    if (in_place()) continue;
+    entry.out = answers->open(out_bytes);
+    if (entry.out == nullptr) return;
   }
   if (parked) return;
-  if (reply.call != nullptr) answer_all(freed);  // the user's function may take seconds
-  reply.finish(about.object->user_code());
-  answers->add(reply);
+  if (outcome.call != nullptr) deliver(freed);  // the user's function may take seconds
+  outcome.finish(about.object->user_code());
+  answers->add(ready->label, outcome);
 }
 
-void answer_all(Freed* freed) {
-  if (freed->empty()) return;
-  const auto of = [](const std::unique_ptr<Waiting>& w) -> ParkedOrder& { return static_cast<ParkedOrder&>(*w); };
-  const auto key = [&](const std::unique_ptr<Waiting>& w) {
-    return std::tuple(&of(w).from(), -int{of(w).order().header.priority}, of(w).request());
-  };
-  std::stable_sort(freed->begin(), freed->end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
-  for (size_t i = 0; i < freed->size();) {
-    const ParkedOrder& first = of((*freed)[i]);
-    Answers answers(first.from().channel(), first.frame(), &t_posted, &first.from());
-    for (const auto same = key((*freed)[i]); i < freed->size() && key((*freed)[i]) == same; ++i) {
-      of((*freed)[i]).add_to(&answers);
-    }
-    answers.flush();
-  }
-  freed->clear();
-  t_posted.shrink(kKeptListBytes);
-}
-
-bool Request::park(const About& about, const Order& order, const Status& checked, uint64_t out_bytes, Shard& shard,
-                   Ran ran, Reply* reply) const {
-  std::unique_ptr<Waiting> waiting = ParkedOrder::make(from_, about.object, order, checked, out_bytes, ran, shard);
-  if (waiting != nullptr && shard.parked.park(&waiting, ran == Ran::kGated)) return true;
-  const Record& record = shard.records.of(order.session, order.header.session);
-  reply->part.sequence = record.sequence;
-  reply->refuse(Status(Code::kOutOfSequence, "shard " + std::to_string(order.part.shard) + " expected sequence " +
-                                                 std::to_string(record.sequence + 1) + ", saw " +
-                                                 std::to_string(order.part.sequence)));
+// With the turn. False: the client is told what is missing, and sends it again.
+bool Request::park(const About& about, const Ready& ready, const Status& checked, uint64_t out_bytes, Verdict why,
+                   Outcome* outcome) const {
+  Shard& shard = *ready.shard;
+  const Entry& entry = ready.entry;
+  std::unique_ptr<Waiting> waiting = RemoteTicket::make(from_, header(), ready.label, about.object, about.batch, entry,
+                                                        checked, out_bytes, why, shard);
+  if (waiting != nullptr && shard.parked.park(&waiting, why == Verdict::kGated)) return true;
+  const Record& record = shard.records.of(about.batch.caller.number, about.batch.caller.incarnation);
+  outcome->sequence = record.sequence;
+  outcome->refuse(Status(Code::kOutOfSequence, "shard " + std::to_string(entry.shard) + " expected sequence " +
+                                                   std::to_string(record.sequence + 1) + ", saw " +
+                                                   std::to_string(entry.sequence)));
   return false;
 }
 

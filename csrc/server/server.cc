@@ -2,28 +2,21 @@
 
 #include <algorithm>
 
-#include "transport/messages.h"
+#include "server/object/ticket.h"
 
 namespace windlass {
-namespace {
 
-Status mismatch(const std::string& name, const std::string& there, const std::string& asked) {
-  return Status(Code::kSpecMismatch,
-                "'" + name + "' exists with another spec\n  there: " + there + "\n  asked: " + asked);
-}
-
-}  // namespace
-
-Server::Server(int threads, uint64_t memory_bytes_max)
+Server::Server(int threads, uint64_t memory_bytes_max, uint64_t staging_bytes_max)
     : threads_(threads),
       budget_(memory_bytes_max),
       pools_(&budget_),
+      staging_(staging_bytes_max),
       crew_(std::make_unique<Crew>(std::max(1, threads - 1))) {}
 
 Server::~Server() { crew_.reset(); }
 
 void Server::set_user_code(std::shared_ptr<UserCode> code) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(making_);
   user_code_ = std::move(code);
 }
 
@@ -36,86 +29,128 @@ Status Server::find_rule(const std::string& what, const RuleSpec& rule, std::sha
   return user_code_->find(what, rule, out);
 }
 
-Status Server::open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out) {
-  WL_RETURN_IF_ERROR(check_name("tensor", name));
-  std::lock_guard lock(mutex_);
-  if (auto it = objects_.find(name); it != objects_.end()) {
-    if (it->second.tensor == nullptr) return mismatch(name, describe(it->second.table->spec()), describe(spec));
-    if (!(it->second.tensor->spec() == spec))
-      return mismatch(name, describe(it->second.tensor->spec()), describe(spec));
-    *out = it->second.tensor;
-    return {};
+// ---- objects --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<ServedObject> Server::find(uint32_t object) {
+  std::shared_lock lock(objects_mutex_);
+  return object < objects_.size() ? objects_[object] : nullptr;
+}
+
+std::vector<std::shared_ptr<ServedObject>> Server::objects() {
+  std::vector<std::shared_ptr<ServedObject>> all;
+  std::shared_lock lock(objects_mutex_);
+  std::copy_if(objects_.begin(), objects_.end(), std::back_inserter(all), [](const auto& o) { return o != nullptr; });
+  return all;
+}
+
+Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, TablePools* pools,
+                    const std::shared_ptr<Crowd>& crowd, std::shared_ptr<ServedObject>* out) {
+  std::lock_guard lock(making_);
+  *out = find(map.object);
+  if (const auto& there = *out; there != nullptr) {
+    uint32_t shards = 0;
+    WL_RETURN_IF_ERROR(spec.shards(&shards));
+    if (there->spec() == spec && there->map().agrees(map, shards)) return {};
+    return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
+                                           "' here, not '" + spec.name + "', or is placed otherwise");
   }
-  if (!spec.like.empty()) {
-    const auto it = objects_.find(spec.like);
-    const bool there = it != objects_.end() && it->second.tensor != nullptr;
-    WL_RETURN_IF_ERROR(check_like(name, spec, there ? &it->second.tensor->spec() : nullptr));
-  }
-  std::unique_ptr<Tensor> made;
-  std::shared_ptr<ForeignRule> foreign;
-  WL_RETURN_IF_ERROR(find_rule("tensor '" + name + "'", spec.rule, &foreign));
-  WL_RETURN_IF_ERROR(Tensor::create(name, spec, &budget_, &made));
-  made->set_foreign(std::move(foreign));
-  for (uint32_t i = 0; i < made->cut().shards; ++i) add_gate(&made->shard(i), spec.sync);
-  *out = std::move(made);
-  objects_[name].tensor = *out;
+  WL_RETURN_IF_ERROR(ServedObject::make(spec, map, index, *this, pools, {crowd, &staging_}, out));
+  std::unique_lock objects(objects_mutex_);
+  if (objects_.size() <= map.object) objects_.resize(map.object + 1);
+  objects_[map.object] = *out;
   return {};
 }
 
-Status Server::open_table(const std::string& name, const TableSpec& spec, std::shared_ptr<Table>* out) {
-  WL_RETURN_IF_ERROR(check_name("table", name));
-  std::lock_guard lock(mutex_);
-  if (auto it = objects_.find(name); it != objects_.end()) {
-    if (it->second.table == nullptr) return mismatch(name, describe(it->second.tensor->spec()), describe(spec));
-    if (!(it->second.table->spec() == spec)) return mismatch(name, describe(it->second.table->spec()), describe(spec));
-    *out = it->second.table;
-    return {};
-  }
-  std::unique_ptr<Table> made;
-  std::shared_ptr<ForeignRule> foreign;
-  WL_RETURN_IF_ERROR(find_rule("table '" + name + "'", spec.rule, &foreign));
-  WL_RETURN_IF_ERROR(Table::create(name, spec, &pools_, &made));
-  made->set_foreign(std::move(foreign));
-  for (uint32_t i = 0; i < limits::kTableShards; ++i) add_gate(&made->shard(i), spec.sync);
-  *out = std::move(made);
-  objects_[name].table = *out;
+Status Server::forget(const ObjectSpec& spec, const Map& map) {
+  std::lock_guard lock(making_);
+  const std::shared_ptr<ServedObject> there = find(map.object);
+  if (there == nullptr) return {};
+  if (!(there->spec() == spec) || !(there->map() == map) || there->used())
+    return Status(Code::kInvalidArgument, "detach: '" + spec.own_name() + "' is in use, or another");
+  std::unique_lock objects(objects_mutex_);
+  objects_[map.object] = nullptr;
   return {};
 }
 
-void Server::add_gate(Shard* shard, const Sync& sync) {
-  if (!sync.gated()) return;
-  shard->gate = std::make_unique<Gate>(sync);
-  shard->gate->set_view(crowd_->view(0), os::now_ns());
-  shard->gate->begin();
-}
+// ---- workers --------------------------------------------------------------------------------------------------------
 
-void Server::each_gate(const std::function<void(const Target&, Shard&)>& visit) {
-  for (const Object& object : objects()) {
-    const bool is_table = object.table != nullptr;
-    const Sync& sync = is_table ? object.table->spec().sync : object.tensor->spec().sync;
-    if (!sync.gated()) continue;
-    const uint32_t shards = is_table ? limits::kTableShards : object.tensor->cut().shards;
-    for (uint32_t i = 0; i < shards; ++i) {
-      Shard& shard = is_table ? object.table->shard(i) : object.tensor->shard(i);
-      with_turn(shard.turn, [&] { visit({object.tensor.get(), object.table.get(), i}, shard); });
+void Server::each_gate(const std::shared_ptr<Crowd>& crowd, const std::function<void(ServedObject&, Shard&)>& visit) {
+  for (const auto& object : objects()) {
+    if (object->crowd() != crowd || !object->spec().sync().gated()) continue;
+    for (uint32_t i = 0; i < object->shards(); ++i) {
+      Shard* const shard = object->find(i);
+      if (shard != nullptr) with_turn(shard->turn, [&] { visit(*object, *shard); });
     }
   }
 }
 
-void Server::tell_gates() {
-  const View view = crowd_->view(0);
-  each_gate([&](const Target& target, Shard& shard) {
-    shard.gate->set_view(view, os::now_ns());
-    if (shard.gate->sync().rounds()) make_updates(shard, target);
-    std::vector<std::unique_ptr<Waiting>> freed;
-    shard.parked.free(shard, &freed);
+void Server::tell_gates(const std::shared_ptr<Crowd>& crowd) {
+  Freed freed;
+  for (const auto& object : objects()) {
+    if (object->crowd() != crowd || !object->spec().sync().gated()) continue;
+    for (uint32_t i = 0; i < object->shards(); ++i) {
+      Shard* const shard = object->find(i);
+      if (shard == nullptr) continue;
+      with_turn(shard->turn, [&] {
+        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new place asks for the view
+        object->set_view(*shard, i, crowd->view(object->map().object));
+        if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
+      });
+    }
+  }
+  deliver(&freed);
+}
+
+void Server::tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
+  if (crowd->tick(rank, clock, open)) tell_others(crowd, open);
+}
+
+void Server::tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock) {
+  if (crowd->tick(rank, clock)) tell_others(crowd, crowd->open_of(rank));
+}
+
+// Objects that a worker does not know are closed all the same.
+void Server::tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open) {
+  std::shared_lock lock(objects_mutex_);
+  const bool others = std::any_of(objects_.begin(), objects_.end(), [&](const auto& object) {
+    return object != nullptr && object->crowd() == crowd && object->spec().sync().gated() &&
+           !std::binary_search(open.begin(), open.end(), object->map().object);
   });
+  lock.unlock();
+  if (others) tell_gates(crowd);
+}
+
+// ---- inside the process ---------------------------------------------------------------------------------------------
+
+Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out) {
+  WL_RETURN_IF_ERROR(check_name(spec.is_table ? "table" : "tensor", spec.own_name()));
+  Map map;
+  {
+    std::lock_guard lock(making_);
+    if (const auto it = numbers_.find(spec.name); it != numbers_.end()) {
+      *out = find(it->second);
+      if (*out == nullptr || (*out)->spec() == spec) map.object = it->second;
+      if (*out != nullptr && map.object == 0)
+        return Status(Code::kSpecMismatch, "'" + spec.own_name() + "' exists with another spec\n  there: " +
+                                               (*out)->spec().describe() + "\n  asked: " + spec.describe());
+      if (*out != nullptr) return {};
+    }
+    if (!spec.is_table && !spec.tensor.like.empty()) {
+      const auto it = numbers_.find(spec.app() + "/" + spec.tensor.like);
+      const std::shared_ptr<ServedObject> like = it != numbers_.end() ? find(it->second) : nullptr;
+      const bool there = like != nullptr && !like->spec().is_table;
+      WL_RETURN_IF_ERROR(check_like(spec.own_name(), spec.tensor, there ? &like->spec().tensor : nullptr));
+    }
+    if (map.object == 0) map.object = numbers_[spec.name] = static_cast<uint32_t>(numbers_.size()) + 1;
+  }
+  map.runs = {{0, 0, Map::kFirstTerm}};
+  return make(spec, map, 0, &pools_, crowd_, out);
 }
 
 // A worker begins with the others, where the one before it under its rank had got to, or where they all are by now.
 void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock) {
   uint64_t highest = 0, own = Gate::kNone;
-  each_gate([&](const Target&, Shard& shard) {
+  each_gate(crowd_, [&](ServedObject&, Shard& shard) {
     highest = std::max(highest, shard.gate->highest());
     own = std::min(own, shard.gate->clock_of(rank));
   });
@@ -125,25 +160,29 @@ void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint
   crowd_->came(rank, incarnation);
   if (begins) {
     *clock = highest;
-    return tell_gates();
+    return tell_gates(crowd_);
   }
   if (own != Gate::kNone) *clock = crowd_->waits_for(rank) ? own : highest;
-  if (crowd_->enter(rank, incarnation, *clock)) tell_gates();
+  if (crowd_->enter(rank, incarnation, *clock)) tell_gates(crowd_);
 }
 
 void Server::leave(uint32_t rank, uint32_t world_size, uint64_t incarnation) {
-  if (crowd_->world_size() == world_size && crowd_->left(rank, incarnation)) tell_gates();
+  if (crowd_->world_size() == world_size && crowd_->left(rank, incarnation)) tell_gates(crowd_);
 }
 
-std::vector<Server::Object> Server::objects() {
-  std::lock_guard lock(mutex_);
-  std::vector<Object> all;
-  for (const auto& [name, object] : objects_) all.push_back(object);
-  return all;
+void Server::end_waits(const Status& status) {
+  Freed freed;
+  each_gate(crowd_, [&](ServedObject&, Shard& shard) {
+    while (std::unique_ptr<Waiting> waiting = shard.parked.take_if([](const Waiting&) { return true; })) {
+      static_cast<Ticket&>(*waiting).end(status);
+      freed.push_back(std::move(waiting));
+    }
+  });
+  deliver(&freed);
 }
 
 Status Server::new_session(uint32_t* session) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(making_);
   if (sessions_ >= limits::kSessionsMax) {
     return Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kSessionsMax) + " sessions");
   }

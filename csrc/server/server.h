@@ -1,4 +1,5 @@
-// Server: holds objects and applies rules. It has no sockets; a transport brings it requests.
+// Server: the objects, the memory they take, and the threads that work on them. It has no sockets: a Host brings it the
+// requests of other processes, an Engine those of its own.
 //
 // Thread safety: every method from any thread.
 #pragma once
@@ -7,32 +8,28 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/pool.h"
 #include "base/status.h"
-#include "server/crew.h"
-#include "server/rounds.h"
-#include "server/user_code.h"
+#include "exec/crew.h"
+#include "server/object/served_object.h"
+#include "server/object/user_code.h"
 #include "sync/crowd.h"
-#include "table/table.h"
-#include "tensor/tensor.h"
 
 namespace windlass {
 
 class Server {
  public:
   // `threads` work on one large request at once, its caller among them; at least one is the crew's own.
-  Server(int threads, uint64_t memory_bytes_max);
+  // staging_bytes_max: for pushes that wait for their update, unless they lie in their caller's registered arrays.
+  Server(int threads, uint64_t memory_bytes_max, uint64_t staging_bytes_max = limits::kRoundsBytesMax);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server();
-
-  // Creates the object, or opens it if its spec is the same.
-  Status open_tensor(const std::string& name, const TensorSpec& spec, std::shared_ptr<Tensor>* out);
-  Status open_table(const std::string& name, const TableSpec& spec, std::shared_ptr<Table>* out);
 
   // Who runs the user's functions, where they are run at all. Before any object needs one.
   void set_user_code(std::shared_ptr<UserCode> code);
@@ -40,21 +37,35 @@ class Server {
   // The user's rule of an object; *out stays empty where the rule is ours.
   Status find_rule(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
 
+  // Objects, by the numbers that their maps have.
+  std::shared_ptr<ServedObject> find(uint32_t object);
+  std::vector<std::shared_ptr<ServedObject>> objects();
+  // Makes an object, or finds it if it is there and the same. index: of this server in the map. pools: where tables
+  // take their memory from.
+  Status make(const ObjectSpec& spec, const Map& map, uint32_t index, TablePools* pools,
+              const std::shared_ptr<Crowd>& crowd, std::shared_ptr<ServedObject>* out);
+  // Forgets it, unless somebody has pushed to it.
+  Status forget(const ObjectSpec& spec, const Map& map);
+
+  // Tells every gate of an app who is waited for; whoever need not wait any more goes on.
+  void tell_gates(const std::shared_ptr<Crowd>& crowd);
+  // A worker has closed everything before a clock, except at shards of the objects it has open, ascending.
+  void tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock, std::vector<uint32_t> open);
+  void tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock);  // the same as the last time
+  // Every shard that is here of an app's objects that have gates, at its turn.
+  void each_gate(const std::shared_ptr<Crowd>& crowd, const std::function<void(ServedObject&, Shard&)>& visit);
+  StagingQuota& staging() { return staging_; }
+
+  // For a client inside the process: there is one app, and every shard is here.
+  Status open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out);
   // A number for a new session, under which shards keep its records.
   Status new_session(uint32_t* session);
-
-  struct Object {  // one of the two
-    std::shared_ptr<Tensor> tensor;
-    std::shared_ptr<Table> table;
-  };
-  std::vector<Object> objects();
-
   // The workers: those of the largest world that sessions spoke of. One of another world is an outsider.
   const std::shared_ptr<Crowd>& crowd() const { return crowd_; }
   void join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock);
   void leave(uint32_t rank, uint32_t world_size, uint64_t incarnation);
-  // Every gate, at its shard's turn.
-  void each_gate(const std::function<void(const Target&, Shard&)>& visit);
+  // Whoever waits at a gate, or for room, ends with this.
+  void end_waits(const Status& status);
 
   Crew& crew() { return *crew_; }
   Budget& budget() { return budget_; }
@@ -63,17 +74,20 @@ class Server {
   uint64_t memory_bytes() const { return budget_.used(); }
 
  private:
-  void add_gate(Shard* shard, const Sync& sync);
-  void tell_gates();
+  void tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open);
 
   const int threads_;
   std::shared_ptr<UserCode> user_code_;
   Budget budget_;
   TablePools pools_;  // before the objects, which give their memory back to it
-  std::mutex mutex_;
-  std::unordered_map<std::string, Object> objects_;
-  uint32_t sessions_ = 0;
+  StagingQuota staging_;
   const std::shared_ptr<Crowd> crowd_ = std::make_shared<Crowd>("embedded");
+
+  std::mutex making_;  // one object is made at a time
+  std::unordered_map<std::string, uint32_t> numbers_;
+  uint32_t sessions_ = 0;
+  std::shared_mutex objects_mutex_;
+  std::vector<std::shared_ptr<ServedObject>> objects_;  // by number
   std::unique_ptr<Crew> crew_;
 };
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "server/crew.h"
+#include "exec/crew.h"
 
 namespace windlass {
 namespace {
@@ -26,7 +26,8 @@ bool Several::take() {
     wire::Header header;
     // Whatever is not plain is left: who serves one frame says what is wrong with it.
     if (head == nullptr || !wire::decode(head, &header).ok() || !from_->expects(header)) break;
-    if (header.operation() == wire::Op::kQuery) break;  // few bytes, which say nothing of the work
+    const OpTraits* const op = traits_of(header.operation());
+    if (op != nullptr && op->walks) break;  // few bytes, which say nothing of the work
     std::byte* const bytes = channel_.ahead(at + kSection, header.length);
     if (bytes == nullptr) break;
     uint64_t work = header.length;
@@ -51,7 +52,7 @@ bool Several::take() {
 void Several::call_help(Server& server) {
   const auto threads = static_cast<size_t>(server.threads());
   if (threads < 2 || work_bytes_ < kSharedBytes) return;
-  server.crew().post(Ref<Helped>(this), std::min(threads - 1, frames_.size() / kAtOnce));
+  server.crew().post(Ref<Counted>(this), this, std::min(threads - 1, frames_.size() / kAtOnce));
 }
 
 void Several::help() {
@@ -70,7 +71,7 @@ void Several::help() {
       if (answers.bytes() >= kLeaveBytes) answers.flush();
     }
     answers.flush();
-    answer_all(&freed);
+    deliver(&freed);
   }
   if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) os::wake_all(helpers_);
 }

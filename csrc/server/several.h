@@ -10,14 +10,14 @@
 #include <mutex>
 #include <vector>
 
+#include "exec/crew_task.h"
 #include "server/connection.h"
-#include "server/helped.h"
 #include "server/request.h"
 #include "wire/frame.h"
 
 namespace windlass {
 
-class Several final : public Helped {
+class Several final : public Counted, public CrewTask {
  public:
   explicit Several(std::shared_ptr<Connection> from);
 

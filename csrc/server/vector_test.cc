@@ -45,7 +45,8 @@ Frame a_vector(VectorOp op, const Map& map, uint64_t sequence, With x = {}, doub
   item.term = x.object != 0 ? x.term : 0;
   item.sequence = x.sequence;
   item.a = std::bit_cast<uint64_t>(a);
-  return about(Op::kVector, map, shard, sequence, std::string(reinterpret_cast<const char*>(&item), sizeof item));
+  const Op operation = writes(op) ? Op::kVector : Op::kDot;
+  return about(operation, map, shard, sequence, std::string(reinterpret_cast<const char*>(&item), sizeof item));
 }
 
 // Two tensors that are alike, on one server: y is 1 everywhere, x is 2.

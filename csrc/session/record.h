@@ -58,10 +58,9 @@ struct Record {
 class Records {
  public:
   Record& of(uint32_t session, uint64_t incarnation = 0) {
-    if (session >= records_.size()) records_.resize(session + 1);
-    Record& record = records_[session];
-    if (record.incarnation != incarnation) replace(&record, incarnation);
-    return record;
+    if (session < records_.size() && records_[session].incarnation == incarnation) [[likely]]
+      return records_[session];
+    return add(session, incarnation);
   }
   const Record* find(uint32_t session) const { return session < records_.size() ? &records_[session] : nullptr; }
 
@@ -87,10 +86,14 @@ class Records {
   }
 
  private:
-  void replace(Record* record, uint64_t incarnation) {
-    *record = {};
-    if (arrived_ != nullptr) claim(record, incarnation);
-    record->incarnation = incarnation;
+  Record& add(uint32_t session, uint64_t incarnation) {
+    if (session >= records_.size()) records_.resize(session + 1);
+    Record& record = records_[session];
+    if (record.incarnation == incarnation) return record;
+    record = {};
+    if (arrived_ != nullptr) claim(&record, incarnation);
+    record.incarnation = incarnation;
+    return record;
   }
   void claim(Record* record, uint64_t incarnation) {
     const auto it =

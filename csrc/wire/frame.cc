@@ -54,6 +54,7 @@ const char* name_of(Op op) {
     case Op::kCall: return "call";
     case Op::kQuery: return "query";
     case Op::kVector: return "vector";
+    case Op::kDot: return "dot";
   }
   return "?";
 }

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from crew import together
+from helpers import held
 
 import windlass as wl
 
@@ -57,3 +58,52 @@ def test_a_worker_whose_pushes_were_dropped_catches_up(cluster: wl.Cluster, iter
 
     first, second, late = together(cluster, 3, work)
     assert late > 12, f"the late worker has clock {late}, the others {first} and {second}"
+
+
+def test_a_delete_is_an_update(cluster: wl.Cluster) -> None:
+    """Versions count what changed a shard, so that a gradient's staleness is the same everywhere."""
+    first, second = (cluster.worker(rank, 2) for rank in range(2))
+    t, u = (c.table("t", 2, rule=wl.SGD(lr=1.0, staleness=1.0)) for c in (first, second))
+    keys = np.arange(100, 5100)  # some in every shard
+    u.push(keys, np.ones((len(keys), 2), np.float32)).wait()
+    t.pull([7])
+    assert u.delete(keys) == len(keys)  # one update of the shard that has row 7
+    t.push([7], np.ones((1, 2), np.float32)).wait()
+    np.testing.assert_allclose(u.pull([7]), [[-0.5, -0.5]])
+    for worker in (first, second):
+        worker.leave()
+
+
+@pytest.mark.embedded("a request to a process may have left; csrc/server/host_test.cc sends such a push")
+def test_a_push_that_was_taken_back_is_no_update(cluster: wl.Cluster) -> None:
+    w = cluster.tensor("w", 4, rule=wl.Sum())
+    w.push(np.ones(4, np.float32)).wait()
+    before = w.pull(newer_than=0).version
+    with held(w):
+        assert w.push(np.ones(4, np.float32)).cancel()
+    assert not w.pull(newer_than=before).changed
+
+
+@pytest.mark.parametrize("sync", ["ssp:4", "bsp"])
+def test_what_a_lost_worker_had_closed_is_not_done_again_by_the_one_in_its_place(
+    cluster: wl.Cluster, sync: str
+) -> None:
+    """The new one begins with the iteration that was not closed everywhere; where it was, its push is a repeat."""
+    one = np.ones(4, np.float32)
+    lost, other = (cluster.worker(rank, 2) for rank in range(2))
+    a, _ = (lost.tensor(name, 4, rule=wl.Sum(), sync=sync) for name in "ab")
+    others = [other.tensor(name, 4, rule=wl.Sum(), sync=sync) for name in "ab"]
+    first = a.push_pull_async(one)  # closes the iteration at `a`; at `b` it never does
+    if sync != "bsp":
+        first.wait()
+    again = cluster.worker(0, 2)
+    assert again.clock == 0
+    pushed = [again.tensor(name, 4, rule=wl.Sum(), sync=sync).push(one) for name in "ab"]
+    again.tick()
+    for tensor in others:
+        tensor.push_pull(one)
+    for future in pushed:
+        future.wait()
+    assert [tensor.pull()[0] for tensor in others] == [2, 2]
+    for worker in (again, other):
+        worker.leave()

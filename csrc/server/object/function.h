@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "server/rounds.h"
-#include "server/user_code.h"
+#include "server/object/bsp_updates.h"
+#include "server/object/user_code.h"
 #include "wire/frame.h"
 
 namespace windlass {

@@ -1,4 +1,4 @@
-#include "server/rounds.h"
+#include "server/object/bsp_updates.h"
 
 #include <algorithm>
 #include <cstring>
@@ -30,7 +30,7 @@ void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
 
 // Some elements of one push: in the tensor's dtype and weighed.
 template <class T>
-void read_push(const Rounds::Push& push, const Span& span, bool mean, T* to) {
+void read_push(const BspUpdates::Push& push, const Span& span, bool mean, T* to) {
   if (span.n == 0) return;  // there may be no numbers at all
   mean = mean && !push.summed;
   const std::byte* const from = push.numbers + span.at * size_of(push.dtype);
@@ -48,7 +48,7 @@ void read_push(const Rounds::Push& push, const Span& span, bool mean, T* to) {
   }
 }
 
-bool is_whole(const Rounds::Push& push, uint64_t first, uint64_t n) {
+bool is_whole(const BspUpdates::Push& push, uint64_t first, uint64_t n) {
   return push.spans.size() == 1 && push.spans[0].first == first && push.spans[0].n == n;
 }
 
@@ -60,7 +60,27 @@ T* room(std::vector<std::byte>* numbers, uint64_t n) {
 
 }  // namespace
 
-bool Rounds::add(Push push, const Gate& gate) {
+void BspUpdates::Push::copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota* quota) {
+  auto* const copy = new std::byte[all_bytes + 1];
+  uint64_t at = 0;
+  for (Span& s : spans) {
+    if (s.n != 0) std::memcpy(copy + at * item_bytes, numbers + s.at * item_bytes, s.n * item_bytes);
+    s.at = at;
+    at += s.n;
+  }
+  for (Keyed& k : keyed) {
+    std::memcpy(copy + at * item_bytes, numbers + k.at * item_bytes, item_bytes);
+    k.at = static_cast<uint32_t>(at++);
+  }
+  numbers = copy;
+  charged = true;
+  memory = std::shared_ptr<const void>(copy, [quota, all_bytes](const void* p) {
+    delete[] static_cast<const std::byte*>(p);
+    quota->refund(all_bytes);
+  });
+}
+
+bool BspUpdates::add(Push push, const Gate& gate) {
   if (push.iteration < gate.made()) return false;
   if (gate.clock_of(push.rank) > push.iteration) return false;
   std::erase_if(pushes_, [&](const Push& p) {
@@ -71,14 +91,14 @@ bool Rounds::add(Push push, const Gate& gate) {
   return true;
 }
 
-void Rounds::insert(Push push) {
+void BspUpdates::insert(Push push) {
   const auto it = std::upper_bound(pushes_.begin(), pushes_.end(), push, [](const Push& a, const Push& b) {
     return a.iteration != b.iteration ? a.iteration < b.iteration : a.rank < b.rank;
   });
   pushes_.insert(it, std::move(push));
 }
 
-bool Rounds::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
+bool BspUpdates::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
   if (iteration != gate.made()) return false;
   for (const Gate::Worker& w : gate.workers()) {
     if (w.rank >= rank) return true;
@@ -87,7 +107,7 @@ bool Rounds::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
   return true;
 }
 
-void Rounds::fold(const Gate& gate, const Target& target) {
+void BspUpdates::fold(const Gate& gate, const Target& target) {
   const uint64_t iteration = gate.made();
   // Up to the first of those who are waited for that has not closed the iteration.
   uint32_t limit = Gate::kOutsider;
@@ -115,7 +135,7 @@ void Rounds::fold(const Gate& gate, const Target& target) {
   pushes_.erase(last, pushes_.begin() + static_cast<ptrdiff_t>(end));
 }
 
-void Rounds::add_worker(size_t begin, size_t end, const Target& target) {
+void BspUpdates::add_worker(size_t begin, size_t end, const Target& target) {
   if (!sum_.any) sum_.hyper = pushes_[begin].hyper;
   sum_.last = sum_.any ? std::max(sum_.last, pushes_[begin].rank) : pushes_[begin].rank;
   for (size_t i = begin; i < end; ++i) sum_.weight += pushes_[i].weight;
@@ -133,7 +153,7 @@ void Rounds::add_worker(size_t begin, size_t end, const Target& target) {
 
 // Several pushes of one worker become one; that is added to the sum of the workers before it.
 template <class T>
-void Rounds::add_dense(size_t begin, size_t end, const Target& target) {
+void BspUpdates::add_dense(size_t begin, size_t end, const Target& target) {
   const Cut& cut = target.tensor->cut();
   const RuleKernels& rule = rule_of(target);
   const bool mean = takes_mean(target);
@@ -185,13 +205,13 @@ void Rounds::add_dense(size_t begin, size_t end, const Target& target) {
 
 // ---- rows ---------------------------------------------------------------------------------------------------------
 
-void Rounds::RowSum::clear() {
+void BspUpdates::RowSum::clear() {
   keyed.clear();
   rows.clear();
   table.clear();
 }
 
-void Rounds::RowSum::grow() {
+void BspUpdates::RowSum::grow() {
   size_t size = 64;
   while (size < 4 * (keyed.size() + 1)) size *= 2;
   table.assign(size, 0);
@@ -202,7 +222,7 @@ void Rounds::RowSum::grow() {
   }
 }
 
-float* Rounds::RowSum::find(uint64_t hash, size_t dim, bool* fresh) {
+float* BspUpdates::RowSum::find(uint64_t hash, size_t dim, bool* fresh) {
   if (2 * (keyed.size() + 1) > table.size()) grow();
   size_t at = mix(hash) & (table.size() - 1);
   while (table[at] != 0 && keyed[table[at] - 1].hash != hash) at = (at + 1) & (table.size() - 1);
@@ -215,7 +235,7 @@ float* Rounds::RowSum::find(uint64_t hash, size_t dim, bool* fresh) {
   return rows.data() + (table[at] - 1) * dim;
 }
 
-void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
+void BspUpdates::add_rows(size_t begin, size_t end, const Target& target) {
   const size_t dim = target.table->spec().dim;
   const RuleKernels& rule = rule_of(target);
   const bool mean = takes_mean(target);
@@ -253,7 +273,7 @@ void Rounds::add_rows(size_t begin, size_t end, const Target& target) {
 
 // ---- the update ---------------------------------------------------------------------------------------------------
 
-std::vector<Span> Rounds::covered_spans(const Target& target) const {
+std::vector<Span> BspUpdates::covered_spans(const Target& target) const {
   const Cut& cut = target.tensor->cut();
   const uint64_t first = cut.first_of(target.shard), n = cut.end_of(target.shard) - first;
   std::vector<Span> spans;
@@ -267,7 +287,7 @@ std::vector<Span> Rounds::covered_spans(const Target& target) const {
   return spans;
 }
 
-Status Rounds::apply(const Target& target, double weight) {
+Status BspUpdates::apply(const Target& target, double weight) {
   const bool mean = takes_mean(target);
   const auto by = static_cast<float>(weight);
   if (target.table != nullptr) {
@@ -287,7 +307,8 @@ Status Rounds::apply(const Target& target, double weight) {
 }
 
 // The usual case: every worker pushed the whole shard once, and nothing was added up yet. The same sums in one pass.
-bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting) {
+bool BspUpdates::make_at_once(size_t end, const Gate& gate, const Target& target,
+                              const std::vector<Waiting*>& waiting) {
   if (sum_.any || end == 0 || target.tensor == nullptr || target.tensor->spec().dtype != Dtype::kFloat32) return false;
   if (rule_of(target).mean == nullptr) return false;
   const Cut& cut = target.tensor->cut();
@@ -314,7 +335,7 @@ bool Rounds::make_at_once(size_t end, const Gate& gate, const Target& target, co
   return true;
 }
 
-void Rounds::make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own) {
+void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own) {
   const uint64_t iteration = gate.made();
   size_t end = 0;
   while (end < pushes_.size() && pushes_[end].iteration <= iteration) ++end;
@@ -351,14 +372,14 @@ void Rounds::make(const Gate& gate, const Target& target, Shard& shard, bool las
   if (pushes_.empty()) sum_.numbers = {};  // a shard at rest keeps nothing
 }
 
-Status Rounds::error(uint64_t iteration) const {
+Status BspUpdates::error(uint64_t iteration) const {
   for (const auto& [which, status] : errors_) {
     if (which == iteration) return status;
   }
   return {};
 }
 
-uint64_t Rounds::first(const Gate& gate) const {
+uint64_t BspUpdates::first(const Gate& gate) const {
   if (sum_.any) return gate.made();
   return pushes_.empty() ? Gate::kNone : std::max(gate.made(), pushes_.front().iteration);
 }
@@ -386,7 +407,7 @@ std::string write_push(const PushHead& head, const std::string& items, const std
 
 }  // namespace
 
-std::vector<std::string> Rounds::copy(const Gate& gate, const Target& target, size_t bytes_max) const {
+std::vector<std::string> BspUpdates::copy(const Gate& gate, const Target& target, size_t bytes_max) const {
   std::vector<std::string> all;
   const auto add = [&](const Push& push) {
     PushHead head;
@@ -440,7 +461,8 @@ std::vector<std::string> Rounds::copy(const Gate& gate, const Target& target, si
   return all;
 }
 
-Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, Room* room) {
+Status BspUpdates::put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target,
+                       StagingQuota* quota) {
   const Status wrong(Code::kCorrupt, "shard: a push that waits for its update is cut short, or does not fit");
   PushHead head;
   if (bytes < sizeof head) return wrong;
@@ -480,22 +502,16 @@ Status Rounds::put(const std::byte* body, size_t bytes, const Gate& gate, const 
     }
   }
   if (left != n * size) return wrong;
-  auto* const copy = new std::byte[left + 1];
-  if (left != 0) std::memcpy(copy, at, left);
-  room->force(left);
-  push.numbers = copy;
-  push.charged = true;
-  push.memory = std::shared_ptr<const void>(copy, [room, left](const void* p) {
-    delete[] static_cast<const std::byte*>(p);
-    room->refund(left);
-  });
+  push.numbers = at;
+  quota->force(left);
+  push.copy_numbers(is_table ? target.table->spec().dim * size : size, left, quota);
   if (push.iteration >= gate.made()) insert(std::move(push));
   return {};
 }
 
 void make_updates(Shard& shard, const Target& target, Waiting* own) {
   Gate& gate = *shard.gate;
-  auto* const rounds = static_cast<Rounds*>(shard.staged.get());
+  auto* const rounds = static_cast<BspUpdates*>(shard.staged.get());
   const uint64_t complete = gate.complete();
   if (gate.made() >= complete) return;
   while (gate.made() < complete) {
@@ -513,7 +529,7 @@ void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t c
   Gate& gate = *shard.gate;
   if (!gate.close(rank, clock, weight, os::now_ns())) return;
   if (gate.sync().rounds()) {
-    if (shard.staged != nullptr) static_cast<Rounds&>(*shard.staged).fold(gate, target);
+    if (shard.staged != nullptr) static_cast<BspUpdates&>(*shard.staged).fold(gate, target);
     make_updates(shard, target);
   }
   std::vector<std::unique_ptr<Waiting>> freed;

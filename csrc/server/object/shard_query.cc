@@ -1,4 +1,4 @@
-#include "server/look.h"
+#include "server/object/shard_query.h"
 
 #include <algorithm>
 
@@ -36,7 +36,7 @@ RowType row_type_of(const Target& t) {
   return t.table != nullptr ? t.table->row_type() : row_type_of(t.tensor->spec(), t.tensor->cut());
 }
 
-std::string look(const Query& query, const Target& t) {
+std::string shard_query(const Query& query, const Target& t) {
   Tally tally(query);
   if (t.table != nullptr && query.counts_all()) {
     tally.add_rows(t.table->rows(t.shard));
@@ -57,6 +57,13 @@ std::string look(const Query& query, const Target& t) {
     tally.add_run(t.tensor->weights_of(t.shard), end - first);
   }
   return tally.take();
+}
+
+Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Program* where) {
+  if (n > limits::kQueryBytesMax)
+    return Status(Code::kInvalidArgument,
+                  "where: " + std::to_string(n) + " bytes, at most " + std::to_string(limits::kQueryBytesMax));
+  return Program::parse(bytes, n, rows, Program::Type::kBool, "where", where);
 }
 
 // how many at most u64; where there is more: flags u32 (1: keys alone), 4 zeros, predicate

@@ -1,4 +1,4 @@
-// Room: limited memory that somebody may wait for.
+// StagingQuota: what pushes that wait for their update may take together. Whoever finds no room can wait for it.
 //
 // Thread safety: every method from any thread.
 #pragma once
@@ -10,9 +10,9 @@
 
 namespace windlass {
 
-class Room {
+class StagingQuota {
  public:
-  explicit Room(uint64_t bytes_max) : bytes_max_(bytes_max) {}
+  explicit StagingQuota(uint64_t bytes_max) : bytes_max_(bytes_max) {}
 
   bool charge(uint64_t bytes) {
     uint64_t used = used_.load(std::memory_order_relaxed);
@@ -27,6 +27,7 @@ class Room {
     used_.fetch_sub(bytes, std::memory_order_seq_cst);
     changed();
   }
+  bool has_room(uint64_t bytes) const { return used() + bytes <= bytes_max_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
   // Who found none remembers changes() from before it looked, and waits until they are others.

@@ -1,4 +1,4 @@
-#include "base/shares.h"
+#include "exec/shares.h"
 
 #include <thread>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "server/function.h"
+#include "server/object/function.h"
 
 #include <algorithm>
 #include <cstring>

@@ -8,7 +8,7 @@
 
 #include "base/os.h"
 #include "base/test.h"
-#include "server/work.h"
+#include "exec/shard_work.h"
 
 namespace windlass::test {
 
@@ -26,18 +26,24 @@ class Turns {
 };
 
 // A request whose parts count how often they ran; the numbers of one part belong to the holder of its turn.
-class Counting : public Work {
+class Counting : public Future, public ShardWork {
  public:
-  explicit Counting(const Turns& turns) : turns_(turns), ran(turns.size()), was_kept(turns.size()) {
+  explicit Counting(const Turns& turns)
+      : ShardWork(static_cast<Future&>(*this)), turns_(turns), ran(turns.size()), was_kept(turns.size()) {
     set_parts(static_cast<uint32_t>(turns.size()));
+  }
+  bool wait_until(int64_t deadline_ns) override {
+    if (!done()) help();
+    return Future::wait_until(deadline_ns);
   }
 
  protected:
   Turn& turn(uint32_t part) override { return turns_[part]; }
-  Status run(uint32_t part, bool kept) override {
+  Ran run(uint32_t part, bool kept, Status* status) override {
     ++ran[part];
     was_kept[part] = kept;
-    return on_run ? on_run(part) : Status();
+    if (on_run) *status = on_run(part);
+    return Ran::kDone;
   }
   void keep(uint32_t) override { ++keeps; }
   void finished() override { ++ends; }

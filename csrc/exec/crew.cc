@@ -1,4 +1,4 @@
-#include "server/crew.h"
+#include "exec/crew.h"
 
 #include "base/limits.h"
 #include "base/os.h"
@@ -33,10 +33,10 @@ Crew::~Crew() {
   }
 }
 
-void Crew::post(Ref<Helped> work, size_t most) {
+void Crew::post(Ref<Counted> alive, CrewTask* task, size_t most) {
   {
     std::lock_guard lock(list_->mutex);
-    list_->posted.push_back(std::move(work));
+    list_->posted.push_back({std::move(alive), task});
     list_->waiting.store(list_->posted.size(), std::memory_order_release);
   }
   if (most >= threads_.size()) return list_->wake.notify_all();
@@ -58,14 +58,14 @@ void Crew::List::run() {
   for (;;) {
     wake.wait(lock, [this] { return stop || !posted.empty(); });
     if (posted.empty()) return;
-    Ref<Helped> work = posted.front();
+    Posted work = posted.front();
     lock.unlock();
-    work->help();
+    work.task->help();
     lock.lock();
-    if (!posted.empty() && posted.front().get() == work.get()) posted.pop_front();
+    if (!posted.empty() && posted.front().task == work.task) posted.pop_front();
     waiting.store(posted.size(), std::memory_order_release);
     lock.unlock();
-    work = Ref<Helped>();  // may be the last reference to everything
+    work.alive = Ref<Counted>();  // may be the last reference to everything
     spin();
     lock.lock();
   }

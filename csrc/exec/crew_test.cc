@@ -1,8 +1,8 @@
-#include "server/crew.h"
+#include "exec/crew.h"
 
 #include <thread>
 
-#include "server/work_test.h"
+#include "exec/shard_work_test.h"
 
 namespace windlass {
 

@@ -1,10 +1,10 @@
-#include "server/work.h"
+#include "exec/shard_work.h"
 
 #include <chrono>
 #include <thread>
 
-#include "server/crew.h"
-#include "server/work_test.h"
+#include "exec/crew.h"
+#include "exec/shard_work_test.h"
 
 namespace windlass {
 

@@ -13,7 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/helped.h"
+#include "base/ref.h"
+#include "exec/crew_task.h"
 
 namespace windlass {
 
@@ -28,8 +29,8 @@ class Crew {
   static size_t number();
   size_t size() const { return threads_.size(); }
 
-  // Wakes at most so many threads for it.
-  void post(Ref<Helped> work, size_t most = ~size_t{0});
+  // Wakes at most so many threads for it; `alive` keeps it.
+  void post(Ref<Counted> alive, CrewTask* task, size_t most = ~size_t{0});
 
  private:
   // What the threads share; each keeps it alive for itself.
@@ -39,7 +40,11 @@ class Crew {
 
     std::mutex mutex;
     std::condition_variable wake;
-    std::deque<Ref<Helped>> posted;
+    struct Posted {
+      Ref<Counted> alive;
+      CrewTask* task;
+    };
+    std::deque<Posted> posted;
     bool stop = false;
     std::atomic<size_t> waiting{0};     // posted.size(), for who spins
     std::atomic<bool> spinning{false};  // one thread at most: a wake-up costs more than a short spin

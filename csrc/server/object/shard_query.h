@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "query/query.h"
-#include "server/rounds.h"
+#include "server/object/bsp_updates.h"
 
 namespace windlass {
 
@@ -15,7 +15,10 @@ RowType row_type_of(const TensorSpec& spec, const Cut& cut);
 RowType row_type_of(const Target& target);
 
 // The shard's answer to a query that was parsed for its object.
-std::string look(const Query& query, const Target& target);
+std::string shard_query(const Query& query, const Target& target);
+
+// The predicate of a delete: only rows for which it holds.
+Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Program* where);
 
 // What a scan asks for: how many rows at most, whether their keys alone, and which of them.
 struct Scan {

@@ -16,12 +16,14 @@
 #pragma once
 
 #include "base/buffer.h"
-#include "server/host.h"
+#include "server/object/served_object.h"
 
 namespace windlass {
 
-// For an order that is a vector operation on `object`, its item decoded: the numbers of the other shard become the
-// order's own, in `memory`. kStaleMap: the other shard is not here, or not as far as the order wants it.
-Status read_other(Host& host, Hosted& object, Order* order, Buffer* memory);
+// For an entry that is a vector operation on `object`, whose step is decoded: the numbers of the other tensor's shard
+// become the entry's own, in `memory`. other: nullptr where it is not on this server. kStaleMap: the other shard is not
+// here, or not as far as the entry wants it.
+Status read_other(const Batch& batch, ServedObject& object, ServedObject* other, Entry* entry, VectorStep* step,
+                  Buffer* memory);
 
 }  // namespace windlass

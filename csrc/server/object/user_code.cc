@@ -1,4 +1,4 @@
-#include "server/user_code.h"
+#include "server/object/user_code.h"
 
 #include <algorithm>
 #include <chrono>

@@ -1,5 +1,5 @@
-// Lent: whole shards that are sent from where they lie, under their turns, several at once: a socket takes a few large
-// pieces more quickly than many small ones.
+// DirectAnswer: whole shards that are sent from where they lie, under their turns, several at once: a socket takes a
+// few large pieces more quickly than many small ones.
 //
 // Thread safety: none; one thread's.
 #pragma once
@@ -9,40 +9,43 @@
 #include "base/crc32c.h"
 #include "server/answers.h"
 #include "server/channel.h"
-#include "server/hosted.h"
+#include "server/object/served_object.h"
 
 namespace windlass {
 
-class Lent {
+class DirectAnswer {
  public:
   // heads: for the headers; rest: for what the socket does not take at once.
-  Lent(Channel& to, const wire::Header& request, Buffer* heads, Buffer* rest)
+  DirectAnswer(Channel& to, const wire::Header& request, Buffer* heads, Buffer* rest)
       : to_(to), heads_(heads), rest_(rest), header_(Answers::header_for(request)) {}
-  ~Lent() { flush(); }
+  ~DirectAnswer() { flush(); }
 
   // False when the part cannot be answered like this.
-  bool add(const Order& order, Hosted& object, Shard& shard) {
+  bool add(const Batch& batch, const Entry& entry, ServedObject& object, Shard& shard) {
     if (!shard.turn.try_take()) return false;
-    Reply reply;
-    const std::byte* const weights = object.peek(order, shard, &reply);
+    Outcome outcome;
+    const std::byte* const weights = object.peek(batch, entry, shard, &outcome);
     std::byte* const heads = weights != nullptr ? heads_->room((kPartsMax + 1) * kSection) : nullptr;
     if (heads == nullptr) {
       shard.turn.release();
       return false;
     }
-    wire::Part& part = reply.part;
-    part.shard = order.part.shard;
-    part.term = order.part.term;
-    part.numbers_bytes = reply.numbers_bytes;
-    if ((header_.flags & wire::kChecksummed) != 0) part.numbers_crc = crc32c(weights, reply.numbers_bytes);
+    wire::Part part;
+    part.shard = entry.shard;
+    part.term = entry.term;
+    part.sequence = outcome.sequence;
+    part.clock = outcome.clock;
+    part.value = outcome.value;
+    part.numbers_bytes = outcome.numbers_bytes;
+    if ((header_.flags & wire::kChecksummed) != 0) part.numbers_crc = crc32c(weights, outcome.numbers_bytes);
     std::byte* const head = heads + (header_.parts + 1) * kSection;
     wire::encode(part, head);
     if (pieces_.empty()) pieces_.push_back({heads, kSection});
     pieces_.push_back({head, kSection});
-    pieces_.push_back({const_cast<std::byte*>(weights), reply.numbers_bytes});
-    if (const size_t pad = wire::padded(reply.numbers_bytes) - reply.numbers_bytes; pad != 0)
+    pieces_.push_back({const_cast<std::byte*>(weights), outcome.numbers_bytes});
+    if (const size_t pad = wire::padded(outcome.numbers_bytes) - outcome.numbers_bytes; pad != 0)
       pieces_.push_back({const_cast<std::byte*>(kZeros), pad});
-    header_.length += kSection + wire::padded(reply.numbers_bytes);
+    header_.length += kSection + wire::padded(outcome.numbers_bytes);
     ++header_.parts;
     turns_.push_back(&shard.turn);
     if (header_.parts == kPartsMax || header_.length >= most_) flush();

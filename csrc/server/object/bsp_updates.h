@@ -1,4 +1,4 @@
-// Rounds: what was pushed to a shard under BSP and waits for its update.
+// BspUpdates: what was pushed to a shard under BSP and waits for its update.
 //
 // Update c is made when everybody has closed c (sync/gate.h), from what each contributed: first what one worker pushed,
 // in the order of its sequences, then the workers in the order of their ranks. So it is the same numbers in the same
@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/room.h"
+#include "server/object/staging_quota.h"
 #include "session/shard.h"
 #include "table/table.h"
 #include "tensor/tensor.h"
@@ -36,7 +36,7 @@ struct Target {
   uint32_t shard = 0;
 };
 
-class Rounds final : public Staged {
+class BspUpdates final : public Staged {
  public:
   struct Push {
     uint32_t rank = 0;
@@ -52,6 +52,15 @@ class Rounds final : public Staged {
     std::shared_ptr<const void> memory;  // what keeps the numbers; null: they are good while the turn is held
     bool charged = false;                // the memory is limited
     bool summed = false;                 // it is the running sum of all workers up to this rank, and weighed
+
+    uint64_t items() const {  // elements, or rows
+      uint64_t n = keyed.size();
+      for (const Span& s : spans) n += s.n;
+      return n;
+    }
+    // Its own copy of the numbers, one behind the other, `item_bytes` each; they count against the quota until it is
+    // gone, which has been charged.
+    void copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota* quota);
   };
 
   // False when it is not counted: it comes too late, or repeats what a worker that was lost has closed here.
@@ -63,8 +72,8 @@ class Rounds final : public Staged {
   void fold(const Gate& gate, const Target& target);
   // Everything as bytes, for a shard that moves: whole pushes, but rows of a table in pieces of at most so many bytes.
   std::vector<std::string> copy(const Gate& gate, const Target& target, size_t bytes_max) const;
-  // One of them, at the shard's new place; its memory counts against `room`.
-  Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, Room* room);
+  // One of them, at the shard's new place; its memory counts against the quota.
+  Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, StagingQuota* quota);
 
   // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while. `last`:
   // none follows, and who waits for it may be served.

@@ -1,0 +1,291 @@
+// What a server asks of an entry that came in a frame, before it runs: ServedObject::check and its kin. Nothing of the
+// entry is believed before; afterwards its items are decoded, in memory of this thread's that the next check() reuses.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/breaks.h"
+#include "server/object/served_object.h"
+#include "tensor/planes.h"
+
+namespace windlass {
+namespace {
+
+thread_local std::vector<Span> t_spans;
+thread_local std::vector<Keyed> t_keyed;
+
+constexpr uint64_t kRowsMax = uint64_t{1} << 32;  // of an array: Keyed counts no further
+
+bool placed(const Entry& e) { return (e.flags & wire::kPlaced) != 0; }
+size_t span_bytes(const Entry& e) { return (placed(e) ? 3 : 2) * sizeof(uint64_t); }
+size_t key_bytes(const Entry& e) { return (placed(e) ? 2 : 1) * sizeof(uint64_t); }
+
+// Whether `n` elements at `at` lie within an array of so many bytes.
+bool fits(uint64_t at, uint64_t n, uint64_t bytes, Dtype dtype) {
+  const uint64_t elements = bytes / size_of(dtype);
+  return at <= elements && n <= elements - at;
+}
+
+bool is_finite(Dtype dtype, uint64_t a) {
+  if (dtype == Dtype::kInt64) return true;
+  const auto number = std::bit_cast<double>(a);
+  return std::isfinite(dtype == Dtype::kFloat32 ? static_cast<float>(number) : number);
+}
+
+}  // namespace
+
+Status ServedObject::check(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  *out_bytes = 0;
+  const OpTraits& op = *b.op;
+  if (!(spec_.is_table ? op.of_tables : op.of_tensors))
+    return refused(Code::kInvalidArgument,
+                   std::string(spec_.is_table ? "a table has no " : "a tensor has no ") + wire::name_of(op.op));
+  if (brings_gradient(b, *e)) {
+    const uint8_t least = layout_of(rule()).hypers;
+    if (b.hypers < least) {
+      return refused(Code::kInvalidArgument,
+                     "expected " + std::to_string(least) + " hyperparameters, saw " + std::to_string(b.hypers));
+    }
+  } else if (e->numbers_bytes != 0 && op.op != wire::Op::kPut && op.op != wire::Op::kVector &&
+             op.op != wire::Op::kDot) {
+    return refused(Code::kShapeMismatch, "expected no numbers, saw " + std::to_string(e->numbers_bytes) + " bytes");
+  }
+  if (placed(*e) && !b.in_place) return refused(Code::kInvalidArgument, "places without arenas");
+  if (b.in_place) {
+    if (!op.contributes && !op.returns)
+      return refused(Code::kInvalidArgument,
+                     std::string(wire::name_of(op.op)) + " has no arrays that could lie in arenas");
+    if ((brings_gradient(b, *e) && b.arrays.in == nullptr) || (op.returns && b.arrays.out == nullptr))
+      return refused(Code::kInvalidArgument, std::string(wire::name_of(op.op)) + " in arenas, but an array is missing");
+  }
+  if (e->empty() && op.op == wire::Op::kPush) return {};
+  return op.check != nullptr ? (this->*op.check)(b, e, out_bytes) : Status();
+}
+
+Status ServedObject::check_numbers(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  return spec_.is_table ? check_keys(b, e, out_bytes) : check_spans(b, e, out_bytes);
+}
+
+Status ServedObject::check_spans(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  const Cut& cut = tensor_->cut();
+  const TensorSpec& spec = spec_.tensor;
+  const uint64_t first = cut.first_of(e->shard), end = cut.end_of(e->shard);
+  uint64_t elements = end - first;
+  t_spans.clear();
+  if ((e->flags & wire::kWhole) != 0) {
+    t_spans.push_back({first, elements, b.in_place ? first - b.arrays.base : 0});
+  } else {
+    if (e->body_bytes != uint64_t{e->items} * span_bytes(*e)) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{e->items} * span_bytes(*e)) +
+                                               " bytes of spans, saw " + std::to_string(e->body_bytes));
+    }
+    const Layout layout = layout_of(spec.rule);
+    const bool whole_rows = (layout.row_scalars != 0 || layout.by_row) && b.op->numbered;
+    // A pull may want elements several times; a push has each once.
+    const uint64_t most = b.op->numbered ? end - first : limits::kNumbersBytesMax / size_of(b.out_dtype);
+    elements = 0;
+    for (uint32_t i = 0; i < e->items; ++i) {
+      uint64_t s[3] = {};
+      std::memcpy(s, e->body + i * span_bytes(*e), span_bytes(*e));
+      if (s[0] < first || s[0] >= end || s[1] > end - s[0] || s[1] > most - elements ||
+          (whole_rows && (s[0] % cut.row != 0 || s[1] % cut.row != 0))) {
+        return refused(Code::kShapeMismatch, "elements " + std::to_string(s[0]) + " + " + std::to_string(s[1]) +
+                                                 " do not fit shard " + std::to_string(e->shard) + ", which has " +
+                                                 std::to_string(first) + " to " + std::to_string(end));
+      }
+      // In a frame the numbers lie one behind the other; elsewhere a place may be beyond the arrays, and is checked.
+      t_spans.push_back({s[0], s[1], placed(*e) ? s[2] : b.in_place ? s[0] - b.arrays.base : elements});
+      elements += s[1];
+    }
+  }
+  e->spans = t_spans.data();
+  e->items = static_cast<uint32_t>(t_spans.size());
+  if (b.in_place) WL_RETURN_IF_ERROR(check_in_place(b, *e));
+  if (brings_gradient(b, *e)) {
+    const uint64_t bytes = b.in_place ? 0 : elements * size_of(b.in_dtype);
+    if (!may_travel(b.in_dtype, spec.dtype) || e->numbers_bytes != bytes) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(elements) + " numbers for " +
+                                               name_of(spec.dtype) + ", saw " + std::to_string(e->numbers_bytes) +
+                                               " bytes of " + name_of(b.in_dtype));
+    }
+    if (spec.reject_nonfinite && !finite(b, *e) && !broken(Break::kNonfinite)) {
+      return refused(Code::kNonFinite,
+                     "the gradient has NaN or infinity; nothing was applied to shard " + std::to_string(e->shard));
+    }
+  }
+  if (b.op->returns) {
+    if (!may_travel(b.out_dtype, spec.dtype)) {
+      return refused(Code::kShapeMismatch,
+                     std::string("holds ") + name_of(spec.dtype) + ", asked for " + name_of(b.out_dtype));
+    }
+    *out_bytes = b.in_place ? 0 : elements * size_of(b.out_dtype);
+  }
+  return {};
+}
+
+// Whether the caller's arrays have what the spans are about.
+Status ServedObject::check_in_place(const Batch& b, const Entry& e) const {
+  for (uint32_t i = 0; i < e.items; ++i) {
+    const Span& s = e.spans[i];
+    if (brings_gradient(b, e) && !fits(s.at, s.n, b.arrays.in_bytes, b.in_dtype))
+      return refused(Code::kShapeMismatch, "the gradient has " + std::to_string(b.arrays.in_bytes) +
+                                               " bytes, too few for shard " + std::to_string(e.shard));
+    if (b.op->returns && !fits(s.at, s.n, b.arrays.out_bytes, b.out_dtype))
+      return refused(Code::kShapeMismatch, "the output has " + std::to_string(b.arrays.out_bytes) +
+                                               " bytes, too few for shard " + std::to_string(e.shard));
+  }
+  return {};
+}
+
+// Of a gradient whose items are decoded.
+bool ServedObject::finite(const Batch& b, const Entry& e) const {
+  const uint64_t size = size_of(b.in_dtype);
+  if (table_ != nullptr) {
+    const uint32_t dim = spec_.table.dim;
+    if (!b.in_place) return kernels().finite(b.in_dtype, e.in, uint64_t{e.items} * dim);
+    return std::all_of(e.keyed, e.keyed + e.items,
+                       [&](const Keyed& k) { return kernels().finite(b.in_dtype, e.in + k.at * dim * size, dim); });
+  }
+  return std::all_of(e.spans, e.spans + e.items,
+                     [&](const Span& s) { return kernels().finite(b.in_dtype, e.in + s.at * size, s.n); });
+}
+
+Status ServedObject::check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  const TableSpec& spec = spec_.table;
+  const uint64_t rows = e->items, keys = rows * key_bytes(*e);
+  if (e->body_bytes != keys && (b.op->op != wire::Op::kErase || e->body_bytes < keys)) {
+    return refused(Code::kShapeMismatch,
+                   "expected " + std::to_string(keys) + " bytes of keys, saw " + std::to_string(e->body_bytes));
+  }
+  const bool moves = b.op->contributes || b.op->returns;
+  if (moves && b.in_place != placed(*e) && rows != 0)
+    return refused(Code::kInvalidArgument, "rows in arenas have places, others have none");
+  const uint64_t row_in = uint64_t{spec.dim} * size_of(b.in_dtype), row_out = uint64_t{spec.dim} * size_of(b.out_dtype);
+  if (b.op->returns && rows > limits::kNumbersBytesMax / row_out) {
+    return refused(Code::kInvalidArgument, std::to_string(rows) + " rows of one shard at once, at most " +
+                                               std::to_string(limits::kNumbersBytesMax / row_out));
+  }
+  const uint64_t rows_in = b.in_place && brings_gradient(b, *e) ? b.arrays.in_bytes / row_in : ~uint64_t{0};
+  const uint64_t rows_out = b.in_place && b.op->returns ? b.arrays.out_bytes / row_out : ~uint64_t{0};
+  t_keyed.resize(rows);
+  for (uint32_t i = 0; i < rows; ++i) {
+    uint64_t k[2] = {0, i};
+    std::memcpy(k, e->body + i * key_bytes(*e), key_bytes(*e));
+    const uint64_t hash = mix(k[0]);
+    if (k[1] >= std::min({rows_in, rows_out, kRowsMax})) {
+      return refused(Code::kShapeMismatch,
+                     "row " + std::to_string(k[1]) + " of arrays of " + std::to_string(std::min(rows_in, rows_out)));
+    }
+    if (shard_of_hash(hash) != e->shard) {
+      return refused(Code::kInvalidArgument, "key " + std::to_string(k[0]) + " belongs to shard " +
+                                                 std::to_string(shard_of_hash(hash)) + ", not " +
+                                                 std::to_string(e->shard));
+    }
+    t_keyed[i] = {hash, static_cast<uint32_t>(k[1])};
+  }
+  e->keyed = t_keyed.data();
+  e->body += keys;
+  e->body_bytes -= static_cast<uint32_t>(keys);
+  if (brings_gradient(b, *e)) {
+    const uint64_t bytes = b.in_place ? 0 : rows * row_in;
+    if (!may_travel(b.in_dtype, Dtype::kFloat32) || e->numbers_bytes != bytes) {
+      return refused(Code::kShapeMismatch, "expected " + std::to_string(rows) + " rows of " + std::to_string(spec.dim) +
+                                               ", saw " + std::to_string(e->numbers_bytes) + " bytes of " +
+                                               name_of(b.in_dtype));
+    }
+    if (spec.reject_nonfinite && !finite(b, *e) && !broken(Break::kNonfinite)) {
+      return refused(Code::kNonFinite,
+                     "the gradients have NaN or infinity; nothing was applied to shard " + std::to_string(e->shard));
+    }
+  }
+  if (b.op->returns) {
+    if (!may_travel(b.out_dtype, Dtype::kFloat32)) {
+      return refused(Code::kShapeMismatch, std::string("holds float32, asked for ") + name_of(b.out_dtype));
+    }
+    *out_bytes = b.in_place ? 0 : rows * row_out;
+  }
+  return {};
+}
+
+Status ServedObject::check_erase(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  WL_RETURN_IF_ERROR(check_keys(b, e, out_bytes));
+  if (e->body_bytes == 0) return {};
+  Program where;
+  const Status status = parse_where(e->body, e->body_bytes, row_type(), &where);
+  return status.ok() ? status : refused(status.code(), status.message());
+}
+
+Status ServedObject::check_put(const Batch& b, Entry* e, uint64_t*) const {
+  const TensorSpec& spec = spec_.tensor;
+  const std::vector<Plane> planes = planes_of(spec, tensor_->cut(), e->shard);
+  wire::PutItem item;
+  if (const Status status = wire::decode(e->body, e->body_bytes, planes.size(), &item); !status.ok())
+    return refused(status.code(), status.message());
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < planes.size(); ++i) bytes += (item.planes >> i & 1) != 0 ? planes[i].bytes : 0;
+  if (b.in_dtype != spec.dtype || e->numbers_bytes != bytes) {
+    return refused(Code::kShapeMismatch, "put: expected " + std::to_string(bytes) + " bytes for " +
+                                             name_of(spec.dtype) + ", saw " + std::to_string(e->numbers_bytes) +
+                                             " bytes of " + name_of(b.in_dtype));
+  }
+  const std::byte* from = e->in;
+  for (size_t i = 0; i < planes.size() && spec.reject_nonfinite && !broken(Break::kNonfinite); ++i) {
+    if ((item.planes >> i & 1) == 0) continue;
+    const Dtype dtype = i == 0 ? spec.dtype : Dtype::kFloat32;
+    if (!kernels().finite(dtype, from, planes[i].bytes / size_of(dtype)))
+      return refused(Code::kNonFinite, "put: NaN or infinity; nothing was put into shard " + std::to_string(e->shard));
+    from += planes[i].bytes;
+  }
+  return {};
+}
+
+// But for the other tensor, whose numbers have been read (server/object/vector.h).
+Status ServedObject::check_vector(const Batch& b, Entry* e, uint64_t*) const {
+  const TensorSpec& spec = spec_.tensor;
+  const VectorOp op = e->vector->item.op();
+  if (writes(op) != b.op->numbered)
+    return refused(Code::kInvalidArgument, std::string(windlass::name_of(op)) + " is no " + wire::name_of(b.op->op));
+  if (!spec.reject_nonfinite || !writes(op) || broken(Break::kNonfinite)) return {};
+  const uint64_t elements = e->numbers_bytes / size_of(spec.dtype);
+  if (is_finite(spec.dtype, e->vector->item.a) && (elements == 0 || kernels().finite(spec.dtype, e->in, elements)))
+    return {};
+  return refused(Code::kNonFinite, std::string(windlass::name_of(op)) +
+                                       ": NaN or infinity; nothing was applied to shard " + std::to_string(e->shard));
+}
+
+Status ServedObject::check_scan(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  const RowType rows = row_type();
+  Scan scan;
+  if (const Status status = Scan::parse(e->body, e->body_bytes, rows, &scan); !status.ok())
+    return refused(status.code(), status.message());
+  if (!spec_.is_table && !scan.keys_only) return refused(Code::kInvalidArgument, "a tensor has no export");
+  if (b.out_dtype != Dtype::kFloat32) return refused(Code::kShapeMismatch, "export: rows are float32");
+  const uint64_t row_out = scan.keys_only ? sizeof(uint64_t) : rows.dim * sizeof(float);
+  const uint64_t most = (scan.keys_only ? uint64_t{limits::kItemsBytesMax} : limits::kNumbersBytesMax) / row_out;
+  if (scan.most == 0 || scan.most > most) {
+    return refused(Code::kInvalidArgument,
+                   "export: " + std::to_string(scan.most) + " rows at once, at most " + std::to_string(most));
+  }
+  if (!scan.keys_only) *out_bytes = scan.most * row_out;
+  return {};
+}
+
+Status ServedObject::check_snapshot(const Batch&, Entry* e, uint64_t* out_bytes) const {
+  for (const Plane& plane : planes_of(spec_.tensor, tensor_->cut(), e->shard)) *out_bytes += plane.bytes;
+  return {};
+}
+
+Status ServedObject::check_query(const Batch&, Entry* e, uint64_t*) const {
+  Query query;
+  const Status status = Query::parse(e->body, e->body_bytes, row_type(), &query);
+  return status.ok() ? status : refused(status.code(), status.message());
+}
+
+Status ServedObject::check_call(const Batch&, Entry* e, uint64_t*) const {
+  wire::CallItem item;
+  const Status status = wire::decode(e->body, e->body_bytes, &item);
+  return status.ok() ? status : refused(status.code(), status.message());
+}
+
+}  // namespace windlass
