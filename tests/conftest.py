@@ -12,6 +12,12 @@ Tests run beside each other (``make test``). One that measures the machine, or t
 with a mark, and runs by itself: ``@pytest.mark.alone("measures the memory of a server")``.
 """
 
+import os
+
+# Before numpy is imported, here and in every process that tests start: the threads of its OpenBLAS spin when they
+# begin, a tenth of a second of a core, and we need none of them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import collections
 import contextlib
 import hashlib
@@ -30,6 +36,7 @@ from windlass.testing import Servers
 
 TRANSPORTS = ["embedded", "tcp", "unix"]
 ONE_IN = 8  # of the cases of a function, over each kind of socket, unless all are asked for
+SLOW = ("test_demo.py", "test_bench_train.py", "test_cli.py", "test_compare.py", "sim", "fault", "launch", "wire")
 SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
 ALWAYS = {"deadline": None, "print_blob": True, "database": None}
@@ -47,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if not only_embedded(item)]
+    items.sort(key=slowness)
     for item in items:
         mark = item.get_closest_marker("alone")
         if mark is not None:
@@ -62,6 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.skip(reason="the long form; runs with --accurate"))
+
+
+def slowness(item: pytest.Item) -> int:
+    """A test's place in the order: what takes longest begins, so that nobody waits for it at the end."""
+    first = item.path.relative_to(pathlib.Path(__file__).parent).parts[0]
+    return SLOW.index(first) if first in SLOW else len(SLOW)
 
 
 def passed_over_of(items: list[pytest.Item]) -> set[pytest.Item]:
