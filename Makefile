@@ -8,34 +8,40 @@ CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 RELEASE := build/release
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
+unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short sanitizers-short asan-short-built tsan-short-built clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short sanitizers-short asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
 
-$(VENV)/base: constraints.txt pyproject.toml
+$(VENV)/tools: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
-	$(PIP) scikit-build-core nanobind cmake ninja numpy msgspec aiohttp typer rich prometheus-client safetensors fsspec
-	$(PIP) pytest pytest-timeout pytest-xdist hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
+	$(PIP) scikit-build-core nanobind cmake ninja numpy
 	touch $@
 
-$(VENV)/built: $(VENV)/base CMakeLists.txt $(CORE_SOURCES)
+$(VENV)/base: $(VENV)/tools
+	$(PIP) torch==2.13.0
+	$(PIP) msgspec aiohttp typer rich prometheus-client safetensors fsspec \
+	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
+	touch $@
+
+$(VENV)/built: $(VENV)/tools CMakeLists.txt $(CORE_SOURCES)
 	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
 	touch $@
 
-# What takes longest, to begin with it: at the end nobody waits for one long test.
-SLOW_TESTS := $(addprefix tests/,test_demo.py test_cli.py test_compare.py test_bench_train.py sim fault launch wire)
-
 # pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
 define pytest
-	$(BIN)/python -m pytest -q $(SLOW_TESTS) tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
-	$(BIN)/python -m pytest -q tests $(1) -m alone
+	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone
 endef
 
-setup: $(VENV)/built ## a virtual environment with windlass built in place
+setup: ## a virtual environment with windlass built in place
+	@$(MAKE) --no-print-directory --jobs 2 installed
+
+installed: $(VENV)/base $(VENV)/built # beside each other: the core is compiled while torch is unpacked
+	@:
 
 demo: setup ## train a network on MNIST with 2 servers and 2 workers, then compare the policies
 	$(BIN)/windlass run --progress --servers 2 --workers 2 apps/mnist/train.py
@@ -86,11 +92,11 @@ define sanitized
 	$(BIN)/cmake --build build/$(1) --target core_test --parallel $(JOBS)
 endef
 
-asan: $(VENV)/base ## the core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+asan: $(VENV)/tools ## the core's tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call sanitized,asan,address$(comma)undefined)
 	build/asan/core_test --accurate
 
-tsan: $(VENV)/base ## the core's tests under ThreadSanitizer
+tsan: $(VENV)/tools ## the core's tests under ThreadSanitizer
 	$(call sanitized,tsan,thread)
 	build/tsan/core_test --accurate
 
@@ -105,10 +111,10 @@ tsan-short: tsan-short-built
 sanitizers-short: asan-short-built tsan-short-built ## both short forms; they wait much, and so run beside each other
 	$(MAKE) --no-print-directory --jobs 2 --output-sync=target asan-short tsan-short
 
-asan-short-built: $(VENV)/base
+asan-short-built: $(VENV)/tools
 	$(call sanitized,asan-short,address$(comma)undefined,-DWINDLASS_WIDE_ISAS=OFF)
 
-tsan-short-built: $(VENV)/base
+tsan-short-built: $(VENV)/tools
 	$(call sanitized,tsan-short,thread,-DWINDLASS_WIDE_ISAS=OFF -DWINDLASS_TESTS_WITHOUT="rule|query|wire|session|table")
 
 comma := ,
