@@ -289,7 +289,7 @@ _handshake.make_greeting = hard
 """
     with process(tmp_path, prelude=work, WINDLASS_TOKEN=TOKEN.decode()) as server:
         # Others may keep the machine busy in one half and not in the other.
-        assert any(slowed_by_strangers(server, 3) > 2 for _ in range(3))
+        assert any(slowed_by_strangers(server, 1) > 2 for _ in range(3))
 
 
 @pytest.mark.usefixtures("many_files")
