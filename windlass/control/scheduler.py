@@ -161,7 +161,10 @@ class Scheduler:
     async def _meet(self, request: web.Request) -> web.WebSocketResponse | None:
         """A WebSocket whose other end knows the token, or None."""
         ws = web.WebSocketResponse(max_msg_size=m.MESSAGE_BYTES_MAX, compress=False, timeout=1.0)
-        await ws.prepare(request)
+        try:
+            await ws.prepare(request)
+        except ConnectionError:  # it has left again
+            return None
         challenge = make_challenge()
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError, TypeError):
             await ws.send_bytes(challenge)
