@@ -255,8 +255,8 @@ def test_connect_names_those_who_have_not_come():
         cluster.servers.pop().close()  # as if it had never come
         begun = time.monotonic()
         with pytest.raises(wl.Timeout, match=r"missing: server 1, worker 0 of app 'default'"):
-            cluster.connect(rank=1, world_size=2, timeout=6.5)
-        assert time.monotonic() - begun < 7.5
+            cluster.connect(rank=1, world_size=2, timeout=12)  # the scheduler names them every five seconds
+        assert time.monotonic() - begun < 15
         assert "still missing: server 1, worker 0 of app 'default'" in cluster.scheduler.output()
 
 
