@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
-from sklearn.datasets import load_breast_cancer, load_digits
 from test_guides import GUIDES, examples
 
 import windlass as wl
@@ -37,6 +35,8 @@ class Logistic:
 
 
 def problem(name: str) -> Logistic:
+    from sklearn.datasets import load_breast_cancer, load_digits  # here: whoever collects tests need not wait for them
+
     if name == "cancer":
         features, labels = load_breast_cancer(return_X_y=True)
         return Logistic((features - features.mean(0)) / features.std(0), labels, 1e-3)
@@ -46,6 +46,8 @@ def problem(name: str) -> Logistic:
 
 @pytest.mark.parametrize("name", ["cancer", "digits"])
 def test_it_finds_the_loss_that_scipy_finds_in_as_many_steps(cluster: wl.Cluster, guide: Any, name: str) -> None:
+    from scipy.optimize import minimize
+
     loss = problem(name)
     theirs = minimize(
         loss,

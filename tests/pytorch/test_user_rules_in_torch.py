@@ -26,7 +26,7 @@ def test_a_function_is_the_rule_of_a_models_parameters(own: wl.Cluster) -> None:
     assert_close([kept[0]["momentum"]], [state["state"][0]["momentum"]], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("rule", [own_rules.by_norm(), own_rules.row_adagrad(), wl.TorchRule("Adam", lr=0.1)], ids=str)
-def test_rules_that_look_at_more_than_numbers_are_refused(rule: wl.Rule) -> None:
-    with wl.connect() as cluster, pytest.raises(wl.InvalidArgument, match="looks at more than single numbers"):
-        ServerOptimizer(mlp().parameters(), rule, cluster=cluster)
+def test_rules_that_look_at_more_than_numbers_are_refused() -> None:
+    for rule in (own_rules.by_norm(), own_rules.row_adagrad(), wl.TorchRule("Adam", lr=0.1)):
+        with wl.connect() as cluster, pytest.raises(wl.InvalidArgument, match="looks at more than single numbers"):
+            ServerOptimizer(mlp().parameters(), rule, cluster=cluster)
