@@ -11,7 +11,7 @@ TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short sanitizers-short asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -58,8 +58,15 @@ test-all: setup ## all tests, each in its long form and with all its cases; hour
 	$(call pytest,--accurate)
 
 test-core: setup ## the native core's own tests
+	@$(MAKE) --no-print-directory core-tested
+
+core-tested:
 	$(BIN)/cmake --build $(RELEASE) --target core_test --parallel $(JOBS)
 	$(RELEASE)/core_test
+
+# Tests wait much and compilers do not: all run beside each other.
+check-core: setup ## the core's tests, also under sanitizers in their short forms
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target asan-short tsan-short core-tested
 
 lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
@@ -107,9 +114,6 @@ asan-short: asan-short-built
 
 tsan-short: tsan-short-built
 	build/tsan-short/core_test
-
-sanitizers-short: asan-short-built tsan-short-built ## both short forms; they wait much, and so run beside each other
-	$(MAKE) --no-print-directory --jobs 2 --output-sync=target asan-short tsan-short
 
 asan-short-built: $(VENV)/tools
 	$(call sanitized,asan-short,address$(comma)undefined,-DWINDLASS_WIDE_ISAS=OFF)
