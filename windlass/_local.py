@@ -4,18 +4,16 @@ A schedule is no gate. It runs over whatever `sync` its tensors have: under ASP 
 under BSP every worker waits for all at each exchange.
 """
 
-import time
-import zlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from windlass._errors import InvalidArgument, ShapeMismatch, Timeout
+from windlass._errors import InvalidArgument, ShapeMismatch
+from windlass._first_weights import Agreement
 from windlass._optimizers import SGD
-from windlass._rules import Average, Max, Rule, Sum
-from windlass._sync import ASP
+from windlass._rules import Average, Rule, Sum
 
 if TYPE_CHECKING:
     from windlass._cluster import Cluster
@@ -23,10 +21,6 @@ if TYPE_CHECKING:
 
 _Numpy: TypeAlias = "np.ndarray[Any, Any]"
 Arrays: TypeAlias = "_Numpy | list[_Numpy] | tuple[_Numpy, ...] | Mapping[str, _Numpy]"
-
-_SCALE = 2.0**60  # of the push that brings the first weights
-_FORGET = 2.0**-149  # the smallest momentum of float32
-_POLL_S_MAX = 0.05
 
 
 class Schedule:
@@ -107,57 +101,16 @@ class Schedule:
         for future in futures:
             future.wait()
 
-    # -- the first weights -----------------------------------------------------------------------------------------
-    #
-    # Rank 0 looks at a flag on the servers. If nobody has put weights there, it pushes its own, and sets the flag when
-    # they have been applied; the others wait for the flag. All close an iteration first, without which BSP would not
-    # apply the push. The flag is a checksum of names and shapes, so that workers with different arrays notice.
-
     def _begin(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        flag = self._cluster.tensor(f"{self.name} begun", (1,), rule=Max(), dtype=np.int64, sync=ASP())
-        ours = 1 + zlib.crc32(repr([(key, array.shape) for key, array in self._arrays.items()]).encode())
-        if self._cluster.rank == 0 and not flag.pull()[0]:
-            self._put(timeout)
-            flag.push(np.array([ours])).wait()
-        else:
-            self._cluster.tick()
-        pause = 0.001
-        while not (theirs := int(flag.pull()[0])):
-            if time.monotonic() >= deadline:
-                raise Timeout(f"{self._what}: rank 0 has put no weights on the servers for {timeout:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_S_MAX)
-        if theirs != ours:
-            raise InvalidArgument(
-                f"{self._what}: other arrays than those it was begun with, by their names or shapes; here: "
-                + ", ".join(f"{key!r} {array.shape}" for key, array in self._arrays.items())
-            )
+        """All workers begin with the weights on the servers, or with those of the lowest rank."""
+        described = [(key, "float32", array.shape) for key, array in self._arrays.items()]
+        Agreement(self._cluster, self.name, described, what=self._what).begin(lambda: self._put(timeout), timeout)
         self._pull(timeout)
         self._take()
 
     def _put(self, timeout: float) -> None:
-        """Pushes what makes the weights on the servers those of the arrays, whatever rule they have.
-
-        SGD with a momentum remembers what is pushed. A gradient scaled down by a power of two and a learning rate that
-        is scaled up by it give the same weights to the last bit, and leave a momentum that no later update can see.
-        """
-        self._pull(timeout)
-        hyper: dict[str, float] = {}
-        for array, centre, sent in zip(self._arrays.values(), self._centre, self._sent, strict=True):
-            if isinstance(self._rule, Average):
-                sent[...] = array
-            elif isinstance(self._rule, Sum):
-                np.subtract(array, centre, out=sent)
-            else:
-                np.subtract(centre, array, out=sent)
-                sent /= _SCALE
-        if isinstance(self._rule, SGD):
-            hyper = {"lr": _SCALE, "weight_decay": 0.0, "nesterov": False}
-            if self._rule.momentum:
-                hyper["momentum"] = _FORGET  # what a worker that died here may have left
-        with self._cluster.step(timeout=timeout) as s:
-            s.push(self._tensors, self._sent, **hyper)
+        for tensor, array in zip(self._tensors, self._arrays.values(), strict=True):
+            tensor.put(np.asarray(array, np.float32), timeout=timeout)
 
     def _take(self) -> None:
         """The arrays become what is in the centre."""
@@ -199,8 +152,9 @@ class Local(Schedule):
         their mean. Under ASP each exchange is an update of its own: choose lr=1/world_size to move as far.
     timeout: seconds for the first weights to come.
 
-    All workers begin with the same weights: those on the servers if there are any, else those of rank 0, for which the
-    others wait. An exchange is an iteration: it closes what this worker has open. After one that failed make another.
+    All workers begin with the same weights: those on the servers if there are any, else those of the lowest rank, for
+    which the others wait. An exchange is an iteration: it closes what this worker has open. After one that failed make
+    another.
     """
 
     def __init__(

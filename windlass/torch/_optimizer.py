@@ -11,10 +11,10 @@ import torch
 from windlass._cluster import Cluster, default_cluster
 from windlass._delay import check_delay
 from windlass._errors import InvalidArgument
+from windlass._first_weights import Agreement
 from windlass._rules import Rule
 from windlass._sync import BSP, Sync, parse_sync
 from windlass._tensor import check_weight
-from windlass.torch._begin import Agreement
 from windlass.torch._buffers import buffers_of
 from windlass.torch._exchange import Exchange, Late, Plain
 from windlass.torch._flat import Flat, Segment, check_parameter, pull_weights, put_weights
@@ -93,7 +93,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._exchange = self._make_exchange(module, bucket_bytes)
         described = [x for flat in self._flats for x in flat.describe()]
         described += [] if self._buffers is None else self._buffers.describe()
-        self._agreement = Agreement(self._cluster, self._name, described)
+        self._agreement = Agreement(self._cluster, self._name, described, what=self._what)
         self._agreement.begin(self._put)
         self._pull()
         for flat in self._flats:
@@ -129,9 +129,9 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.finish()
         index, flats = len(self.param_groups) - 1, self._make_flats(group)
         self._exchange.add(flats)
-        Agreement(self._cluster, f"{self._name}.{index}", [x for flat in flats for x in flat.describe()]).begin(
-            lambda: put_weights(flats)
-        )
+        described = [x for flat in flats for x in flat.describe()]
+        agreement = Agreement(self._cluster, f"{self._name}.{index}", described, what=self._what)
+        agreement.begin(lambda: put_weights(flats))
         pull_weights(flats)
         for flat in flats:
             self._watch(flat)

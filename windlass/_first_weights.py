@@ -29,30 +29,32 @@ def lowest_rank(cluster: "Cluster") -> int:
 
 
 class Agreement:
-    """Of the workers of one optimizer."""
+    """Of the workers of one optimizer, or of one schedule; `what` is what errors call it."""
 
-    def __init__(self, cluster: "Cluster", name: str, described: list[tuple[str, str, tuple[int, ...]]]) -> None:
+    def __init__(
+        self, cluster: "Cluster", name: str, described: list[tuple[str, str, tuple[int, ...]]], *, what: str
+    ) -> None:
         self._cluster = cluster
-        self._what = f"ServerOptimizer {name!r}"
+        self._what = what
         self._ours = 1 + zlib.crc32(repr(described).encode())
         self._described = described
         self._puts = 0
         self._flag = cluster.tensor(f"{name} begun", (2,), rule=Max(), dtype=np.int64, sync=ASP())
 
-    def begin(self, put: Callable[[], None]) -> None:
-        """`put` is called where nobody has put weights before. Returns when they are there."""
+    def begin(self, put: Callable[[], None], timeout: float | None = None) -> None:
+        """Calls `put` where nobody has put weights before. Returns when they are there."""
 
         def put_first() -> None:
             if not self._flag.pull()[0]:
                 put()
                 self._flag.push(np.array([self._ours, 1])).wait()
 
-        theirs, self._puts = self._wait(1, put_first, "for the first weights")
+        theirs, self._puts = self._wait(1, put_first, "for the first weights", timeout)
         if theirs != self._ours:
             listed = ", ".join(f"{name!r} {dtype} {shape}" for name, dtype, shape in self._described[:8])
             more = f" and {len(self._described) - 8} more" if len(self._described) > 8 else ""
             raise InvalidArgument(
-                f"{self._what}: other parameters than those it was begun with, by names, dtypes or shapes; "
+                f"{self._what}: other arrays than those it was begun with, by names, dtypes or shapes; "
                 f"here: {listed}{more}"
             )
 
@@ -66,9 +68,9 @@ class Agreement:
 
         _, self._puts = self._wait(puts, put_again, "for the lowest rank to put weights")
 
-    def _wait(self, puts: int, put: Callable[[], None], why: str) -> tuple[int, int]:
+    def _wait(self, puts: int, put: Callable[[], None], why: str, timeout: float | None = None) -> tuple[int, int]:
         """Whoever has the lowest rank puts, also when that is since a moment ago."""
-        seconds = self._cluster._timeout
+        seconds = self._cluster._timeout if timeout is None else timeout
         deadline, pause = time.monotonic() + seconds, 0.001
         while True:
             ours, seen = self._flag.pull().tolist()
