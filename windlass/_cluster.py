@@ -526,6 +526,15 @@ class Cluster:
         self._session.raise_unseen()
         self._session.tick(self._timeout)
 
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Waits until everything this worker has pushed and closed has arrived at the servers.
+
+        What was pushed is then in every other worker's next pull, or under BSP in the update of its iteration, whatever
+        becomes of this process. Errors of futures that nobody waited for are raised here.
+        """
+        self._engine.check()
+        self._session.settle(self._timeout if timeout is None else timeout)
+
     def report(self, **values: Any) -> None:
         """Numbers to be seen, such as ``report(loss=0.3)``: the newest under each name.
 

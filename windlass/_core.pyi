@@ -250,6 +250,9 @@ class Session:
     def tick(self, timeout: float) -> None:
         """Closes everything that is open."""
 
+    def settle(self, timeout: float) -> None:
+        """Waits until all that was pushed and closed has arrived."""
+
     def enter(self, timeout: float) -> None:
         """Begins at a clock that fits the others', where they have begun."""
 

@@ -236,6 +236,18 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("timeout"), "Closes everything that is open.")
       .def(
+          "settle",
+          [](Session& s, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.settle(deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("timeout"), "Waits until all that was pushed and closed has arrived.")
+      .def(
           "enter",
           [](Session& s, double timeout) {
             const int64_t deadline = deadline_in(timeout);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/dtype.h"
+#include "base/recycled.h"
 #include "base/status.h"
 #include "client/engine.h"
 #include "client/near.h"
@@ -55,7 +56,7 @@ enum class How : uint8_t {
   kFuture,  // nobody may, and ordinary arrays are free when start() returns
 };
 
-class Call : public Future {
+class Call : public Future, public Recycled {
  public:
   // Starts the request on arrays that are checked, either of which may be missing; lends those that are registered.
   // Only where too many copies of ordinary arrays are under way does it wait, up to the deadline.

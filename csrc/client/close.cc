@@ -32,19 +32,22 @@ class CloseCall final : public Future, public Remote {
       to->items_bytes += static_cast<uint32_t>(open_.size() * sizeof(uint32_t));
       return;
     }
+    if (told_.empty()) return;
     to->items_bytes += sizeof(uint64_t);
     const double weight = closing_[parts_[part].object].weight;
     std::memcpy(&to->value, &weight, sizeof weight);
   }
   void write_items(uint32_t part, bool, std::byte* to) override {
     wire::StepItem item;
-    item.op = static_cast<uint8_t>(is_tick(part) ? wire::Op::kTick : wire::Op::kClose);
+    item.op = static_cast<uint8_t>(is_tick(part)   ? wire::Op::kTick
+                                   : told_.empty() ? wire::Op::kSettle
+                                                   : wire::Op::kClose);
     if (!is_tick(part)) {
       item.object = closing_[parts_[part].object].progress->owners->object();
       item.shard = parts_[part].shard;
     }
     std::memcpy(to, &item, sizeof item);
-    if (!is_tick(part)) std::memcpy(to + sizeof item, &parts_[part].follows, sizeof(uint64_t));
+    if (!is_tick(part) && !told_.empty()) std::memcpy(to + sizeof item, &parts_[part].follows, sizeof(uint64_t));
     if (is_tick(part) && !open_.empty()) std::memcpy(to + sizeof item, open_.data(), open_.size() * sizeof(uint32_t));
   }
   const std::byte* numbers(uint32_t) override { return nullptr; }
@@ -143,7 +146,7 @@ Status tick_away(std::shared_ptr<Session> session, const std::vector<uint32_t>& 
 }
 
 Status settle_away(std::shared_ptr<Session> session, const std::vector<ClosingShards>& shards, int64_t deadline_ns) {
-  const Status late(Code::kTimeout, "leave: not everything has arrived in time");
+  const Status late(Code::kTimeout, "not everything that was pushed and closed has arrived in time");
   WL_RETURN_IF_ERROR(session->await_closes(deadline_ns) ? Status() : late);
   const uint64_t clock = session->clock();
   const Ref<CloseCall> call(new CloseCall(std::move(session), shards, clock, {}, {}));

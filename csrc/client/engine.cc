@@ -375,21 +375,37 @@ Status Session::leave(int64_t deadline_ns) {
     engine_->server().leave(rank_, world_size_, incarnation_);
     return {};
   }
-  std::vector<ClosingShards> gated;
-  {
-    std::scoped_lock lock(mutex_, clock_mutex_);
-    for (const auto& [name, p] : progress_) {
-      if (!p->sync.gated() || p->owners == nullptr) continue;
-      gated.push_back({p, std::vector<uint32_t>(p->closed.size()), std::vector<uint64_t>(p->closed.size()), 0});
-      std::iota(gated.back().shards.begin(), gated.back().shards.end(), 0);
-    }
-  }
-  if (world_size_ == 0 || gated.empty()) return {};
-  // Whom nobody waits for comes too late: first everything must be where it belongs.
-  const Status settled = settle_away(shared_from_this(), gated, deadline_ns);
+  if (world_size_ == 0) return {};
+  // After leaving, pushes are ignored, so settle first.
+  const Status settled = settle(true, deadline_ns);
   Standing standing;
   const Status left = ask_standing(Gate::kOver, deadline_ns, &standing);
   return settled.ok() ? left : settled;
+}
+
+Status Session::settle(int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(engine_->usable());
+  const Status status = settle(false, deadline_ns);
+  return status.ok() ? take_unseen() : Status(status.code(), "settle: " + status.message());
+}
+
+Status Session::settle(bool gated_only, int64_t deadline_ns) {
+  std::vector<ClosingShards> all;
+  {
+    std::scoped_lock lock(mutex_, clock_mutex_);
+    for (const auto& [name, p] : progress_) {
+      if (!p->opened || (gated_only && !p->sync.gated())) continue;
+      std::vector<uint32_t> shards(p->closed.size());
+      std::iota(shards.begin(), shards.end(), 0);
+      all.push_back({p, std::move(shards), std::vector<uint64_t>(p->closed.size()), 0});
+    }
+  }
+  if (engine_->links() != nullptr) {
+    WL_RETURN_IF_ERROR(tell_rest(deadline_ns));
+    return all.empty() ? Status() : settle_away(shared_from_this(), all, deadline_ns);
+  }
+  for (const ClosingShards& c : all) WL_RETURN_IF_ERROR(settle_near(shared_from_this(), c.progress, deadline_ns));
+  return {};
 }
 
 bool Session::await_closes(int64_t deadline_ns) {

@@ -156,6 +156,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void catch_up(uint64_t clock);
   // Where others have begun: this worker begins at a clock that fits theirs.
   Status enter(int64_t deadline_ns);
+  // Waits until everything that this worker has pushed and closed has arrived where it belongs.
+  Status settle(int64_t deadline_ns);
   // It is waited for no more, and need not wait itself.
   Status leave(int64_t deadline_ns);
   bool await_closes(int64_t deadline_ns);             // that are on their way to servers elsewhere
@@ -182,6 +184,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const std::shared_ptr<Engine> engine_;
   Status attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns);
   void close_here(const std::vector<ClosingShards>& closing, uint64_t clock, std::vector<uint32_t> open);
+  Status settle(bool gated_only, int64_t deadline_ns);
   Status ask_standing(uint64_t clock, int64_t deadline_ns, Standing* all);
   friend class CloseCall;
 

@@ -12,15 +12,16 @@ namespace {
 // A question to shards inside the process. All it needs is its own: nobody waits for it after its time.
 class NearQuestion final : public Call {
  public:
-  NearQuestion(const Handle& handle, const What& what, wire::Op op, std::vector<uint32_t> shards, uint64_t value,
-               std::string body)
-      : Call(handle.shared_session(), handle.progress(), what),
-        alive_(handle.shared_object()),
+  NearQuestion(std::shared_ptr<Session> session, std::shared_ptr<Progress> progress,
+               std::shared_ptr<ServedObject> object, const What& what, wire::Op op, std::vector<uint32_t> shards,
+               uint64_t value, std::string body)
+      : Call(std::move(session), std::move(progress), what),
+        alive_(std::move(object)),
         shards_(std::move(shards)),
         value_(value),
         body_(std::move(body)),
         answers(shards_.size()) {
-    go_near(op, handle.object(), shards_);
+    go_near(op, *alive_, shards_);
   }
   void fill(uint32_t part, bool, Entry* entry) override {
     entry->value = value_;
@@ -101,6 +102,17 @@ bool Handle::is_open(const std::vector<uint32_t>& shards, uint64_t clock) const 
   return std::any_of(shards.begin(), shards.end(), [&](uint32_t s) { return progress_->closed[s] <= clock; });
 }
 
+Status settle_near(const std::shared_ptr<Session>& session, const std::shared_ptr<Progress>& progress,
+                   int64_t deadline_ns) {
+  std::vector<uint32_t> shards(progress->closed.size());
+  std::iota(shards.begin(), shards.end(), 0);
+  const What what{"settle", "object", progress->object->spec().name};
+  const Ref<NearQuestion> call(
+      new NearQuestion(session, progress, progress->object, what, wire::Op::kSettle, std::move(shards), 0, ""));
+  WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait));
+  return call->finish(deadline_ns);
+}
+
 Status Handle::ask_shards(const What& what, wire::Op op, const std::vector<uint32_t>& shards, uint64_t value,
                           const std::string& body, int64_t deadline_ns, std::vector<Answer>* answers) {
   WL_RETURN_IF_ERROR(session_->engine().usable());
@@ -113,7 +125,7 @@ Status Handle::ask_shards(const What& what, wire::Op op, const std::vector<uint3
       answers->push_back({a.part.value, a.part.flags, std::move(a.items), std::move(a.numbers), nullptr});
     return {};
   }
-  const Ref<NearQuestion> call(new NearQuestion(*this, what, op, shards, value, body));
+  const Ref<NearQuestion> call(new NearQuestion(session_, progress_, object_, what, op, shards, value, body));
   WL_RETURN_IF_ERROR(call->start(nullptr, nullptr, How::kWait));
   WL_RETURN_IF_ERROR(call->finish(deadline_ns));
   *answers = std::move(call->answers);

@@ -16,6 +16,10 @@
 
 namespace windlass {
 
+// Inside the process: until everything that the session has begun at the object has been done.
+Status settle_near(const std::shared_ptr<Session>& session, const std::shared_ptr<Progress>& progress,
+                   int64_t deadline_ns);
+
 class Handle {
  public:
   Handle(const Handle&) = delete;

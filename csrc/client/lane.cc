@@ -136,6 +136,9 @@ void Lane::have_left(std::vector<Ref<Trip>>* ended) {
   for (Ref<Trip>& trip : leaving_) {
     trip->leaving = false;
     trip->sent_ns = now;
+    const auto parts = static_cast<int64_t>(trip->parts.size());
+    spin_ns_.store(std::min(limits::kSpinNs + parts * limits::kSpinNsPerPart, limits::kSpinNsMax),
+                   std::memory_order_relaxed);
     if (trip->lies && trip->bytes >= limits::kCrewBytesMin) {
       shared_ns_.store(now, std::memory_order_relaxed);
     } else if (trip->bytes >= limits::kBulkBytesMin) {

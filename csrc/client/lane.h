@@ -62,6 +62,9 @@ class Lane {
   // Whether answers have been coming so quickly that the next is worth waiting for awake.
   bool hot(int64_t now_ns) const { return now_ns - arrival_ns_.load(std::memory_order_relaxed) < limits::kHotNs; }
 
+  // How long to wait awake for the answer to what was last sent: each part of it takes its time, on both sides.
+  int64_t spin_ns() const { return spin_ns_.load(std::memory_order_relaxed); }
+
   // Whether the server is at work on something large, which it has nearly all of.
   bool sent_large(int64_t now_ns) const { return now_ns - large_ns_.load(std::memory_order_relaxed) < limits::kSpinNs; }
 
@@ -181,9 +184,10 @@ class Lane {
   std::atomic<int64_t> arrival_ns_{0};  // when something last arrived
   std::atomic<int64_t> large_ns_{0};    // when something large was last sent
   std::atomic<int64_t> shared_ns_{0};   // the same, of something that lies in arenas
-  int64_t asked_ns_ = 0;                // when it was last asked
-  int64_t ask_ns_ = 0;                  // how long to wait before asking (again)
-  uint64_t oldest_ = 0;                 // the request that was waited for then
+  std::atomic<int64_t> spin_ns_{limits::kSpinNs};
+  int64_t asked_ns_ = 0;  // when it was last asked
+  int64_t ask_ns_ = 0;    // how long to wait before asking (again)
+  uint64_t oldest_ = 0;   // the request that was waited for then
   bool watching_reading_ = false, watching_writing_ = false;
   Status failed_;
   std::vector<Ref<Trip>> ended_by_failure_;

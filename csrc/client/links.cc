@@ -344,7 +344,7 @@ void Links::lead(Future& work, const std::vector<Lane*>& lanes, int64_t deadline
   int64_t now = os::now_ns();
   // Other workers may be long in coming, and want the core.
   const bool may_spin = has_cores && !patient && !lanes[0]->sent_to_all(now);
-  int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + limits::kSpinNs : 0;
+  int64_t spin_end = may_spin && lanes[0]->hot(now) ? now + lanes[0]->spin_ns() : 0;
   bool rest = false;  // the answer has begun to arrive, or will at any moment
   if (may_spin && lanes[0]->sent_large(now)) {
     spin_end = now + 2 * limits::kSpinNs;

@@ -255,12 +255,8 @@ Status TensorClient::vector_away(const What& what, VectorOp op, TensorClient* ot
 
 // Until what this session has pushed to these shards is there, and it is known where they are.
 Status TensorClient::settle(const What& what, const std::vector<uint32_t>& shards, int64_t deadline_ns) {
-  wire::VectorItem item;  // any question that waits for pushes, at no gate
-  item.operation = static_cast<uint8_t>(VectorOp::kDot);
-  item.object = map().object;
-  const std::string body(reinterpret_cast<const char*>(&item), sizeof item);
   std::vector<Answer> answers;
-  return ask_shards(what, wire::Op::kDot, shards, 0, body, deadline_ns, &answers);
+  return ask_shards(what, wire::Op::kSettle, shards, 0, "", deadline_ns, &answers);
 }
 
 // Inside the process: some shards at a time, since the other tensor's are copied.

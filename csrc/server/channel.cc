@@ -1,6 +1,7 @@
 #include "server/channel.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/host.h"
 
@@ -146,10 +147,12 @@ bool Channel::wait_for_frame() {
   const os::Piece piece{ahead_.data(), limits::kReadAheadBytes};
   const int64_t begin = os::now_ns();
   // A client asks for more once it has taken in what it has been sent.
-  const int64_t taking_in = std::min<int64_t>(sent_bytes_.exchange(0) * kTakeInNsPerKiB / 1024, kTakeInNsMax);
+  const int64_t parts_ns = std::min(std::exchange(pause_ns_, 0), limits::kSpinNsMax - limits::kSpinNs);
+  const int64_t taking_in =
+      std::min<int64_t>(sent_bytes_.exchange(0) * kTakeInNsPerKiB / 1024, kTakeInNsMax) + parts_ns;
   long n = os::kWouldBlock;
   while (n == os::kWouldBlock) {
-    n = busy_ ? receive(&piece, 1, taking_in > limits::kSpinNs, limits::kSpinNs + taking_in)
+    n = busy_ ? receive(&piece, 1, taking_in - parts_ns > limits::kSpinNs, limits::kSpinNs + taking_in)
               : receive_some(&piece, 1, true);
   }
   busy_ = os::now_ns() - begin < kSoonNs + taking_in;

@@ -66,6 +66,8 @@ class Channel {
   // The files that came and have not been taken yet.
   os::Files& files() { return files_; }
 
+  // A client takes its time for each part of an answer, and for each of the next request, which is often alike.
+  void expect_pause(uint32_t parts) { pause_ns_ = parts * limits::kSpinNsPerPart; }
   void count_requests(uint64_t n) { requests_.fetch_add(n, std::memory_order_relaxed); }
   Traffic traffic() const { return {requests_, bytes_in_, bytes_out_}; }
 
@@ -97,7 +99,8 @@ class Channel {
   Buffer ahead_;  // read from the socket and not used yet
   size_t ahead_begin_ = 0, ahead_end_ = 0;
   bool hurried_ = false;
-  bool busy_ = false;                   // the last request came soon after the one before
+  int64_t pause_ns_ = 0;  // the connection's thread's: what a client takes for what it has been sent, but for bytes
+  bool busy_ = false;     // the last request came soon after the one before
   std::atomic<int64_t> sent_bytes_{0};  // since a frame was last waited for
   std::atomic<uint64_t> requests_{0}, bytes_in_{0}, bytes_out_{0};
 

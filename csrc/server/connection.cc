@@ -145,6 +145,7 @@ Status Connection::serve_frame() {
   }
   if (wire::is_control(op)) return serve_control(header);
 
+  channel_.expect_pause(header.parts);
   const Ref<Incoming> incoming(new Incoming(shared_from_this(), header));
   if (header.extension_bytes != 0) {
     std::byte extensions[limits::kExtensionBytesMax];

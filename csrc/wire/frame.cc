@@ -55,6 +55,7 @@ const char* name_of(Op op) {
     case Op::kQuery: return "query";
     case Op::kVector: return "vector";
     case Op::kDot: return "dot";
+    case Op::kSettle: return "settle";
   }
   return "?";
 }
@@ -104,7 +105,8 @@ Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
   if (bytes < sizeof item) return Status(Code::kInvalidArgument, "step: a part without its first item");
   std::memcpy(&item, items, sizeof item);
   const auto op = static_cast<Op>(item.op);
-  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull && op != Op::kClose && op != Op::kTick)
+  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull && op != Op::kClose && op != Op::kTick &&
+      op != Op::kSettle)
     return Status(Code::kInvalidArgument, "step: operation " + std::to_string(item.op) + " is no push and no pull");
   if (item.hypers > limits::kPushNumbersMax || item.bytes() > bytes)
     return Status(Code::kInvalidArgument,

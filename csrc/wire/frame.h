@@ -46,8 +46,9 @@ enum class Op : uint8_t {
   kVector,  // that writes; a dot is an operation of its own
   kCall,
   kDot,
+  kSettle,
 };
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kDot);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSettle);
 // Operations that are about no shard: one part with a body.
 constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);

@@ -55,6 +55,7 @@ constexpr OpTraits kOps[] = {
      .change = &Served::write_vector},
     {.op = Op::kDot, .of_tables = false, .check = &Served::check_vector, .read = &Served::dot},
     {.op = Op::kClose, .closes = true},
+    {.op = Op::kSettle},  // says that what its session did before has arrived
     {.op = Op::kRows, .of_tensors = false, .read = &Served::count_rows},
     {.op = Op::kFingerprint, .read = &Served::fingerprint},
     {.op = Op::kScan, .check = &Served::check_scan, .read = &Served::scan_rows},

@@ -48,13 +48,6 @@ Status ServedObject::make(const ObjectSpec& spec, const Map& map, uint32_t index
   return {};
 }
 
-Shard* ServedObject::find(uint32_t shard) {
-  if (table_ != nullptr) return shard < shards_ ? &table_->shard(shard) : nullptr;
-  if (inside(shard)) return &tensor_->shard(shard);
-  Tensor* const tensor = came(shard);
-  return tensor != nullptr ? &tensor->shard(shard) : nullptr;
-}
-
 // ---- shards that come and go --------------------------------------------------------------------------------------
 
 void ServedObject::add_place(std::unique_ptr<Tensor> tensor) {
@@ -170,7 +163,6 @@ uint64_t ServedObject::clock_asked(const Batch& b, const Entry& e) const {
 // push follows everything before its clock.
 bool ServedObject::is_early(const Batch& b, const Entry& e, Shard& shard) const {
   const Record& record = shard.records.of(b.caller.number, b.caller.incarnation);
-  if (e.sequence == Entry::kNextSequence) return false;
   if (e.sequence > record.sequence + (b.op->numbered ? 1 : 0)) return true;
   const Gate* const gate = shard.gate.get();
   if (gate == nullptr || !gate->sync().rounds() || !e.closes() || b.caller.rank == Gate::kOutsider) return false;
@@ -319,7 +311,7 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
   Status status = checked;
   bool has_read = stage == Stage::kServed;
   const bool near = e.sequence == Entry::kNextSequence;
-  if (stage < Stage::kTaken && is_early(b, e, shard) && !(b.op->numbered && broken(Break::kSequence)))
+  if (!near && stage < Stage::kTaken && is_early(b, e, shard) && !(b.op->numbered && broken(Break::kSequence)))
     return Verdict::kEarly;
   if (!b.op->numbered) {
     if (b.op->closes && status.ok() && gate != nullptr && !context_.crowd->given_up(b.caller.incarnation))

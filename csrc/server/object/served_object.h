@@ -62,7 +62,12 @@ class ServedObject {
   const Map& map() const { return map_; }
   bool used() const { return used_.load(std::memory_order_relaxed); }  // whether anything was ever pushed to it
   // Nullptr when the shard has never been here. Otherwise it may be here no longer: that is run()'s to see.
-  Shard* find(uint32_t shard);
+  Shard* find(uint32_t shard) {
+    if (table_ != nullptr) return shard < shards_ ? &table_->shard(shard) : nullptr;
+    if (inside(shard)) return &tensor_->shard(shard);
+    Tensor* const tensor = came(shard);
+    return tensor != nullptr ? &tensor->shard(shard) : nullptr;
+  }
 
   // Ok when an entry from a frame fits the object, and makes it ready to run on this thread. *out_bytes is what its
   // answer needs for numbers, at most.

@@ -28,7 +28,7 @@ void Ticket::stop_at_gate(const Shard& shard) {
 bool Ticket::ready(Shard& shard) {
   if (gated()) return shard.gate == nullptr || shard.gate->opens(batch_.caller.rank, asked_, os::now_ns());
   if (full_) return BspUpdates::is_next(batch_.caller.rank, entry_.clock, *shard.gate);
-  return !object_.is_early(batch_, entry_, shard);
+  return entry_.sequence == Entry::kNextSequence || !object_.is_early(batch_, entry_, shard);
 }
 
 bool Ticket::run(Shard& shard) {
