@@ -105,6 +105,7 @@ def every_call(
         "Cluster.step": lambda: in_step(cluster, "pull", tensor),
         "Cluster.worker": lambda: cluster.worker(0, 1),
         "Cluster.tick": lambda: cluster.tick(),
+        "Cluster.settle": lambda: cluster.settle(),
         "Cluster.fingerprint": lambda: cluster.fingerprint(),
         "Tensor.pull": lambda: tensor.pull(),
         "Tensor.pull newer_than": lambda: tensor.pull(newer_than=0),

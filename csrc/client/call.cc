@@ -58,6 +58,17 @@ void Call::go_near(wire::Op op, ServedObject& object, const std::vector<uint32_t
   near_.set(&object, &shards);
 }
 
+void Call::set_batch(const Arrays& arrays, const Hyper& hyper, const Iteration& iteration) {
+  batch_.hyper = hyper;
+  batch_.in_dtype = arrays.in_dtype;
+  batch_.out_dtype = arrays.out_dtype;
+  batch_.streams = arrays.stream;
+  batch_.in_place = true;
+  batch_.weight = iteration.weight;
+  batch_.object_weight = iteration.object_weight;
+  batch_.other_weight = iteration.other_weight;
+}
+
 Status Call::launch(How how, int64_t deadline_ns) {
   Server& server = session_->engine().server();
   const bool stays = waits_for_update() && !ordinary_;  // registered: the update may use them where they are

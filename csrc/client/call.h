@@ -102,6 +102,8 @@ class Call : public Future, public Recycled {
   virtual Status launch(How how, int64_t deadline_ns);
   // Of a request inside the process, before it is started: its object and the shards of its parts.
   void go_near(wire::Op op, ServedObject& object, const std::vector<uint32_t>& shards);
+  // Of one that moves numbers between the caller's arrays and the object, once its iteration is known.
+  void set_batch(const Arrays& arrays, const Hyper& hyper, const Iteration& iteration);
   virtual void admitted() {}  // once, when nothing can refuse the request any more and before its first part runs
   virtual bool pushes() const { return false; }
   virtual bool take_back(bool* any);  // what has not been begun: whether that was all, whether it was anything

@@ -375,7 +375,11 @@ Status Session::leave(int64_t deadline_ns) {
     engine_->server().leave(rank_, world_size_, incarnation_);
     return {};
   }
-  if (world_size_ == 0) return {};
+  const auto has_gates = [this] {
+    std::scoped_lock lock(mutex_, clock_mutex_);
+    return std::any_of(progress_.begin(), progress_.end(), [](const auto& p) { return p.second->sync.gated(); });
+  };
+  if (world_size_ == 0 || !has_gates()) return {};
   // After leaving, pushes are ignored, so settle first.
   const Status settled = settle(true, deadline_ns);
   Standing standing;

@@ -58,14 +58,7 @@ void TableCall::begin_iteration() {
 
 void TableCall::admitted() {
   begin_iteration();
-  batch_.hyper = hyper_;
-  batch_.in_dtype = arrays_.in_dtype;
-  batch_.out_dtype = arrays_.out_dtype;
-  batch_.streams = arrays_.stream;
-  batch_.in_place = true;
-  batch_.weight = iteration_.weight;
-  batch_.object_weight = iteration_.object_weight;
-  batch_.other_weight = iteration_.other_weight;
+  set_batch(arrays_, hyper_, iteration_);
 }
 
 bool TableCall::is_alone() const { return pushes_ && client_->spec().rule.kind == RuleKind::kForeign; }

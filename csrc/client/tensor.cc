@@ -152,14 +152,7 @@ void TensorCall::make_parts() {
 
 void TensorCall::admitted() {
   begin_iteration();
-  batch_.hyper = hyper_;
-  batch_.in_dtype = arrays_.in_dtype;
-  batch_.out_dtype = arrays_.out_dtype;
-  batch_.streams = arrays_.stream;
-  batch_.in_place = true;
-  batch_.weight = iteration_.weight;
-  batch_.object_weight = iteration_.object_weight;
-  batch_.other_weight = iteration_.other_weight;
+  set_batch(arrays_, hyper_, iteration_);
   if (repeats_.empty() || arrays_.out == nullptr) return;
   unrepeated_ =
       std::make_unique_for_overwrite<std::byte[]>(spans_.size() * client_->cut().row * size_of(arrays_.out_dtype));
