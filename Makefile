@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
+STUBS := windlass/_core.pyi windlass/bench/_native.pyi
+PACKAGES := $(shell find windlass -name __init__.py)
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 RELEASE := build/release
 JOBS ?= $(shell nproc)
@@ -11,7 +13,7 @@ TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -27,7 +29,7 @@ $(VENV)/base: $(VENV)/tools
 	  pytest pytest-timeout pytest-xdist hypothesis ml_dtypes scikit-learn scipy matplotlib numba ruff mypy clang-format
 	touch $@
 
-$(VENV)/built: $(VENV)/tools CMakeLists.txt $(CORE_SOURCES)
+$(VENV)/built: $(VENV)/tools CMakeLists.txt $(CORE_SOURCES) $(PACKAGES) # an editable install knows packages by name
 	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
 	touch $@
 
@@ -36,6 +38,9 @@ define pytest
 	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
 	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone
 endef
+
+# stubgen(STUB, FILE): writes what the stub of a native module should be.
+stubgen = $(BIN)/python -m nanobind.stubgen -q -m $(subst /,.,$(basename $(1))) -o $(2)
 
 setup: ## a virtual environment with windlass built in place
 	@$(MAKE) --no-print-directory --jobs 2 installed
@@ -73,17 +78,22 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=apps $(BIN)/mypy apps/arguments.py apps/data.py apps/packages.py apps/softmax/train.py apps/softmax/compare.py
+	MYPYPATH=apps:apps/small $(BIN)/mypy $(wildcard apps/small/*.py)
 	MYPYPATH=apps:apps/mnist $(BIN)/mypy $(wildcard apps/mnist/*.py)
+	$(BIN)/mypy docs/reference.py
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o build/_core.pyi && diff -u windlass/_core.pyi build/_core.pyi
+	$(foreach stub,$(STUBS),$(call stubgen,$(stub),build/$(notdir $(stub))) && diff -u $(stub) build/$(notdir $(stub)) &&) true
 
 format: $(VENV)/base ## put every file into form
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format --quiet .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-stubs: setup ## windlass/_core.pyi, from the bindings
-	$(BIN)/python -m nanobind.stubgen -q -m windlass._core -o windlass/_core.pyi
+stubs: setup ## the stubs of the native modules, from the bindings
+	$(foreach stub,$(STUBS),$(call stubgen,$(stub),$(stub)) &&) true
+
+reference: setup ## docs/reference.md, from the docstrings
+	$(BIN)/python docs/reference.py
 
 bench: setup ## our figures beside limits and peers, into build/bench
 	$(BIN)/windlass bench all --json build/bench

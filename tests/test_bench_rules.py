@@ -6,9 +6,10 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
+from windlass.bench import _native
 from windlass.bench import rules as bench
 
-OURS = ("windlass._rules", "windlass._optimizers")
+OURS = ("windlass._rules.rule", "windlass._rules.optimizers")
 
 
 def test_the_short_form_has_every_rule():
@@ -41,7 +42,7 @@ def test_the_limit_on_plain_arrays_is_the_rule(label: str):
     per_row = isinstance(rule, wl.RowAdagrad)
     state = [np.full(rows if per_row else rows * dim, 0.5, np.float32) for _ in rule._state]
     w = start.reshape(-1).copy()
-    _core.limit_rule(rule._kind, rule._numbers(), w, state, grad.reshape(-1), dim, 2, 1)
+    _native.limit_rule(rule._kind.value, rule._numbers(), w, state, grad.reshape(-1), dim, 2, 1)
     with wl.connect(threads=1) as cluster:
         tensor = cluster.tensor("w", (rows, dim), rule=rule)
         shape = (rows,) if per_row else (rows, dim)
@@ -60,7 +61,7 @@ def test_the_limit_on_rows_of_plain_arrays_is_the_rule(label: str):
     vectors = 0 if per_row else len(rule._state)
     w, state = np.zeros((rows, dim), np.float32), np.zeros((rows, max(vectors, 1) * dim), np.float32)
     heads = np.zeros((rows, 12 if per_row else 8), np.uint8)
-    _core.limit_rule_rows(rule._kind, rule._numbers(), w, state, heads, numbers, grad, 1)
+    _native.limit_rule_rows(rule._kind.value, rule._numbers(), w, state, heads, numbers, grad, 1)
     with wl.connect(threads=1) as cluster:
         table = cluster.table("t", dim, rule=rule)
         table.push(numbers.astype(np.int64), grad)

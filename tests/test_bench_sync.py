@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import windlass as wl
-from windlass import _core
+from windlass.bench import _native
 from windlass.bench import sync as bench
 
 UNEVEN = np.stack([bench.draws(rank, 1, 400) for rank in range(4)])
@@ -65,7 +65,7 @@ def test_steps_are_the_same_for_every_policy_and_others_for_every_worker_and_run
 
 
 def test_a_gate_where_many_wait_asks_more_often_than_one_where_nobody_does():
-    bsp, asp = (_core.time_gate(sync._spec(), 64, 5_000, 5) for sync in (wl.BSP(), wl.ASP()))
+    bsp, asp = (_native.time_gate(sync._spec(), 64, 5_000, 5) for sync in (wl.BSP(), wl.ASP()))
     assert [len(seconds) for seconds in (*bsp, *asp)] == [5] * 4
     once, again, never_waits = (statistics.median(seconds) for seconds in (*bsp, asp[1]))
     assert 0 < once < again
@@ -79,7 +79,7 @@ def test_the_loop_of_two_gradients_is_an_update_by_their_mean():
             arrays = [cluster.empty(4096) for _ in range(5)]
             for array, value in zip(arrays, (w, 1e6 * g0, 1e6 * g1, 0 * w, 0 * w), strict=True):
                 array[:] = value
-            _core.limit_fused_sgd_of_two(*arrays, stream, 2, 1)
+            _native.limit_fused_sgd_of_two(*arrays, stream, 2, 1)
             np.testing.assert_allclose(arrays[0], w - (g0 + g1) / 2, rtol=1e-4, atol=1e-5)
             np.testing.assert_array_equal(arrays[3], arrays[0])
             np.testing.assert_array_equal(arrays[4], arrays[0])

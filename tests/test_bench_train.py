@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 pytest.importorskip("torch", reason="the benchmark trains with torch")
 
@@ -13,7 +14,7 @@ pytest.importorskip("torch", reason="the benchmark trains with torch")
 def test_the_short_form_has_every_figure(tmp_path: Path):
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "windlass", "bench", "train", "--short", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(file.read_text())["figures"]
     assert [f["name"] for f in figures] == [

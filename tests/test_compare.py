@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 SOFTMAX = Path(__file__).resolve().parents[1] / "apps" / "softmax"
 WITHOUT_PLOT = importlib.util.find_spec("matplotlib") is None
@@ -16,7 +17,11 @@ WITHOUT_PLOT = importlib.util.find_spec("matplotlib") is None
 
 def python(*command: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=110, env={**os.environ, **environment}
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -27,11 +32,10 @@ def accuracies(output: str) -> dict[str, float]:
     return {policy: float(accuracy) for policy, accuracy in found}
 
 
-@pytest.mark.timeout(240)
 def test_uneven_workers_come_to_the_same_accuracy_under_every_policy_and_the_plot_is_a_png(tmp_path: Path):
     png = tmp_path / "losses.png"
     plot = [] if WITHOUT_PLOT else ["--plot", str(png)]
-    compare = [str(SOFTMAX / "compare.py"), "--data", "classification", "--epochs", "6", "--uneven", "0.001"]
+    compare = [str(SOFTMAX / "compare.py"), "--data=classification", "--epochs=6", "--workers=2", "--uneven=0.001"]
     seen = accuracies(python(*compare, "--policies", "bsp", "ssp:4", "asp", *plot))
     assert list(seen) == ["bsp", "ssp:4", "asp"]
     assert max(seen.values()) - min(seen.values()) <= 0.01, seen
@@ -61,7 +65,7 @@ def test_the_policy_of_the_app_is_its_flag_or_else_the_environment_s(tmp_path: P
 
 def test_a_policy_that_does_not_exist_is_refused_with_a_suggestion():
     command = [sys.executable, str(SOFTMAX / "train.py"), "--data", "digits", "--sync", "spp:3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith("train.py: connect: sync: expected one of bsp")
     assert "did you mean" in done.stderr

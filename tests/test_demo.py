@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from helpers import PATIENCE_S, unannounced
 
 torch = pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ SMALL = ["--fallback", "--samples=256", "--batch=32", "--epochs=1"]
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not k.startswith("WINDLASS")}, "OMP_NUM_THREADS": "1"}
 
 
-def run(*command: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def run(*command: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT)
 
 
@@ -52,7 +53,7 @@ def test_make_demo_runs_the_training_and_then_the_comparison():
 
 def test_two_workers_on_two_servers_show_how_they_get_on_and_say_how_well_they_did():
     done = run(*ON_A_CLUSTER, *SMALL)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert (done.returncode, unannounced(done.stderr)) == (0, ""), done.stdout + done.stderr
     assert "[worker 0] scikit-learn's digits: 256 of 1,438 to train on, 359 to test on\n" in done.stdout
     assert "[worker 0] policy bsp, 2 workers, batch 32, lr 0.5\n" in done.stdout
     assert re.search(r"^\[worker 0\] epoch 1/1  step 1  loss \d\.\d{4}$", done.stdout, re.MULTILINE)
@@ -95,7 +96,7 @@ def test_ctrl_c_ends_all_of_it_without_a_traceback():
                 seen += (line := process.stdout.readline())
                 assert line, seen
             process.send_signal(signal.SIGINT)
-            rest, _ = process.communicate(timeout=30)
+            rest, _ = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -115,7 +116,7 @@ def test_it_ends_quietly_when_its_reader_leaves():
             process.stdout.readline()
             process.stdout.close()
             complaint = process.stderr.read()
-            process.wait(timeout=30)
+            process.wait(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert "Traceback" not in complaint
@@ -191,7 +192,6 @@ def test_without_npm_and_without_a_network_it_trains_on_what_is_at_hand(
 # -- the comparison ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
 def test_the_policies_stand_beside_plain_torch_in_a_table_and_a_plot(tmp_path: Path, accurate: bool):
     ways = ["bsp", "plain", *(["ddp"] if accurate else [])]
     figures, png = tmp_path / "figures.json", tmp_path / "plots" / "losses.png"
@@ -200,7 +200,6 @@ def test_the_policies_stand_beside_plain_torch_in_a_table_and_a_plot(tmp_path: P
         str(MNIST / "compare.py"),
         *["--data=digits", "--samples=256", "--epochs=1", "--batch=32"],
         *["--ways", *ways, "--plot", str(png), "--json", str(figures)],
-        timeout=220,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]

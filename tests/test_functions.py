@@ -118,7 +118,7 @@ def test_wrong_functions_are_refused_at_once(cluster: wl.Cluster) -> None:
     ids=str,
 )
 def test_values_travel(value: Any) -> None:
-    from windlass._packing import pack, unpack
+    from windlass._net.value_codec import pack, unpack
 
     got = unpack(pack(value, "a value"), "a value")
     np.testing.assert_array_equal(got, value) if isinstance(value, np.ndarray) else None
@@ -128,7 +128,7 @@ def test_values_travel(value: Any) -> None:
 def test_arrays_of_objects_do_not_travel() -> None:
     import msgspec
 
-    from windlass._packing import pack, unpack
+    from windlass._net.value_codec import pack, unpack
 
     with pytest.raises(wl.InvalidArgument, match="a value: expected"):
         pack(np.array([{}]), "a value")

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import sys
 import threading
 import time
 import weakref
@@ -10,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crew import together
+from crew import at_once, together
 from helpers import Connect, new_app
 
 import windlass as wl
-from windlass import _cluster
-from windlass._cluster import default_cluster
-from windlass._lease import Order, permutation, range_of
+from windlass._client import open_clusters
+from windlass._client.open_clusters import default_cluster
+from windlass._data.lease import Order, permutation, range_of
 from windlass.testing import LocalCluster, Servers
 from windlass.testing.cluster import until
 
@@ -34,7 +35,7 @@ def used(batches: list[np.ndarray]) -> collections.Counter[int]:
 
 
 def status(cluster: wl.Cluster, name: str = "data") -> dict[str, int]:
-    return cluster._ledgers.status()[name]
+    return cluster._near.ledgers.status()[name]
 
 
 # -- one worker ------------------------------------------------------------------------------------------------------
@@ -198,6 +199,53 @@ def test_threads_share_the_epochs_and_nobody_waits_for_ever(sync: str):
         assert min(count[i] for i in range(1000)) >= 3
         assert count.total() == 3000 + at["duplicates"]
         assert sum(duplicates for _, duplicates, _ in results) == at["duplicates"]
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads of Python take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads_that_become_workers_at_the_same_time_share_one_ledger(restless: None, accurate: bool):
+    world = 8
+    for _ in range(200 if accurate else 20):
+        with wl.connect(threads=1) as cluster:
+            begin = threading.Barrier(world)
+
+            def work(rank: int, cluster: wl.Cluster = cluster, begin: threading.Barrier = begin) -> list[np.ndarray]:
+                begin.wait(SECONDS)
+                worker = cluster.worker(rank, world)
+                lease = worker.lease(200, batch=5)
+                batches = []
+                for batch in lease:
+                    batches.append(batch)
+                    worker.tick()
+                worker.leave()
+                return batches
+
+            count = used([batch for batches in at_once(world, work, SECONDS) for batch in batches])
+            at = status(cluster)
+            assert at["samples_done"] == 200
+            assert count.total() == 200 + at["duplicates"]
+
+
+def test_threads_that_need_a_cluster_at_the_same_time_get_the_same_one(restless: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(open_clusters, "_open", weakref.WeakSet())  # without those of other tests
+    begin = threading.Barrier(8)
+
+    def need(rank: int) -> wl.Cluster:
+        begin.wait(SECONDS)
+        return default_cluster()
+
+    for _ in range(20):
+        found = set(at_once(8, need, SECONDS))
+        for cluster in found:
+            cluster.close()
+        assert len(found) == 1
 
 
 def test_what_a_worker_that_leaves_has_not_done_is_done_by_the_others():
@@ -375,7 +423,7 @@ def test_without_a_scheduler_and_without_leases_there_is_an_error_in_time():
 
 
 def test_the_default_cluster_is_the_one_that_connect_made(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_cluster, "_open", weakref.WeakSet())  # whatever other tests have left open
+    monkeypatch.setattr(open_clusters, "_open", weakref.WeakSet())  # whatever other tests have left open
     with wl.connect(threads=1) as cluster:
         cluster.worker(0, 2)
         assert default_cluster() is cluster

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import FLOAT32, check_python, rng, run_python
+from helpers import FLOAT32, PATIENCE_S, check_python, rng, run_python
 
 import windlass as wl
 
@@ -48,7 +48,7 @@ def test_a_process_may_end_while_a_shard_is_busy():
         future = tensor.push(np.ones(64, np.float32))
         assert not future.done()
         """,
-        timeout=30,
+        timeout=50,  # not the 60 s that a call may take
     )
 
 
@@ -152,7 +152,7 @@ def test_an_error_ends_a_process_as_usual(here: Environment):
         **here,
     )
     assert done.returncode == 1
-    assert "windlass._errors.ShapeMismatch" in done.stderr or "windlass.ShapeMismatch" in done.stderr
+    assert "windlass._errors.InvalidArgument" in done.stderr or "windlass.InvalidArgument" in done.stderr
     assert "nanobind" not in done.stderr
 
 
@@ -262,7 +262,7 @@ assert wide.pull()[0] == counts[0] + counts[1]
 assert table.pull([7])[0, 0] == sum(counts)
 print("parent goes on")
 """,
-        timeout=110,
+        timeout=PATIENCE_S,
         **here,
     )
     assert out == "parent goes on\n"

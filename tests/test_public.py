@@ -10,7 +10,8 @@ import pytest
 
 import windlass as wl
 from windlass import _core, _errors
-from windlass._query import Queries
+from windlass._objects.query import Queries
+from windlass._objects.vector import VectorOperations
 
 CSRC = pathlib.Path(__file__).parents[1] / "csrc"
 
@@ -37,7 +38,8 @@ def public_members() -> list[tuple[str, object]]:
             continue
         fields = {f.name for f in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
         fields |= set(getattr(value, "_fields", ()))
-        inherited = vars(Queries) if issubclass(value, Queries) else {}
+        bases = [base for base in (Queries, VectorOperations) if issubclass(value, base)]
+        inherited = {attribute: member for base in bases for attribute, member in vars(base).items()}
         for attribute, member in {**inherited, **vars(value)}.items():
             slot = isinstance(member, types.MemberDescriptorType)
             if not attribute.startswith("_") and attribute not in fields and not slot:
@@ -64,6 +66,7 @@ def test_public_members_are_looked_into():
         "Cluster.tensor",
         "Tensor.push_pull",
         "Tensor.shape",
+        "Tensor.axpy",
         "Table.export",
         "Table.top_k",
         "Future.wait",

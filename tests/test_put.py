@@ -219,9 +219,8 @@ def test_a_put_that_times_out_says_so(cluster: wl.Cluster) -> None:
     ("arguments", "error", "message"),
     [
         ({"weights": np.zeros((3, 4), np.float32)}, wl.ShapeMismatch, r"weights: expected float32 of shape \(4, 3\)"),
-        ({"weights": np.zeros((4, 3))}, wl.ShapeMismatch, "expected float32 .* saw float64"),
-        ({"weights": np.zeros((4, 3), np.int64)}, wl.ShapeMismatch, "expected float32 .* saw int64"),
-        ({"weights": [["a"]]}, wl.ShapeMismatch, "weights"),
+        ({"weights": np.zeros((4, 3), np.int64)}, wl.InvalidArgument, "weights: expected dtype float32.* saw int64"),
+        ({"weights": [["a"]]}, wl.InvalidArgument, "weights"),
         ({"state": {"momentum": np.zeros((4, 3))}}, wl.InvalidArgument, "no state 'momentum'; it has 'exp_avg'"),
         ({"state": {"exp_avg": np.zeros(4, np.float32)}}, wl.ShapeMismatch, "state 'exp_avg': expected float32"),
         ({"updates": -1}, wl.InvalidArgument, "updates: expected 0 to"),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import check_python, run_python
+from helpers import PATIENCE_S, check_python, run_python
 
 Environment = dict[str, str]  # what the fixture `here` gives
 
@@ -157,13 +157,13 @@ def test_a_function_that_runs_at_the_end_leaks_nothing(kind: str):
         def descends(w, g, lr=0.1):
             kept.append(w)
             begun.set()
-            time.sleep(60)
+            time.sleep(1000)
 
         @wl.function
         def reads(part):
             kept.append(part)
             begun.set()
-            time.sleep(60)
+            time.sleep(1000)
 
         cluster = wl.connect(threads=2)
         tensor = cluster.tensor("w", (4,), rule=descends() if {kind!r} == "rule" else wl.Sum())
@@ -177,7 +177,7 @@ def test_a_function_that_runs_at_the_end_leaks_nothing(kind: str):
         threading.Thread(target=ask, daemon=True).start()
         begun.wait()
         """,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
 
 
@@ -239,7 +239,7 @@ def test_that_leaves_a_thread_behind():
 def run_pytest(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(TESTS), **env}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_run_of_pytest_ends_without_a_report_of_leaks(here: Environment, tmp_path: pathlib.Path):

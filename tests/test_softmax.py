@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE_S
 
 APPS = Path(__file__).resolve().parents[1] / "apps"
 TRAIN = [sys.executable, str(APPS / "softmax" / "train.py")]
 
 
 def run_app(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*TRAIN, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_it_learns_the_digits_and_says_how_well() -> None:
@@ -72,7 +73,7 @@ def test_it_stops_at_an_interrupt_without_a_traceback() -> None:
         while "epoch 1/" not in app.stdout.readline():
             assert app.poll() is None
         app.send_signal(signal.SIGINT)
-        _, complaint = app.communicate(timeout=30)
+        _, complaint = app.communicate(timeout=PATIENCE_S)
     assert app.returncode == 130
     assert complaint == "\nstopped\n"
 
@@ -85,5 +86,5 @@ def test_it_ends_quietly_when_its_reader_leaves() -> None:
         app.stdout.readline()
         app.stdout.close()
         complaint = app.stderr.read()
-        app.wait(timeout=30)
+        app.wait(timeout=PATIENCE_S)
     assert complaint == ""

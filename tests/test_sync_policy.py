@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from windlass._rules.sync import parse_sync
 from windlass._settings import load
-from windlass._sync import parse_sync
 from windlass.testing import LocalCluster, Servers
 
 POLICIES = [
@@ -109,7 +109,7 @@ def test_the_setting_comes_from_flag_environment_or_file(tmp_path: pathlib.Path)
     assert load({"sync": "maxdelay:1"}, file, environ).sync == "maxdelay:1"
     assert load({}, file, environ).sync == "bsp:1"
     assert load({}, file, {}).sync == "ssp:2"
-    assert load({}, None, {}).sync == "asp"
+    assert load({}, None, {}).sync is None
     for given, where in (
         (({"sync": "ssp"}, None, {}), "--sync: "),
         (({}, None, {"WINDLASS_SYNC": "ssp"}), "WINDLASS_SYNC: "),

@@ -607,7 +607,18 @@ def test_the_order_of_unique_depends_on_the_keys_alone():
     np.testing.assert_array_equal(again, found)
 
 
+def test_rows_of_one_number_take_a_list_of_numbers(cluster: wl.Cluster):
+    table = cluster.table("counts", 1, rule=wl.Sum())
+    table.push([1, 2, 1], np.ones(3)).wait()
+    table.push([2], torch.ones(1)).wait()
+    assert table.push_pull([1, 2, 3], [1.0, 1.0, 1.0]).tolist() == [[3], [3], [1]]
+    with pytest.raises(wl.ShapeMismatch):
+        table.push([1, 2], np.ones(3))
+    with pytest.raises(wl.ShapeMismatch):
+        cluster.table("pairs", 2, rule=wl.Sum()).push([1, 2], np.ones(4))
+
+
 @pytest.mark.parametrize("keys", [[1.5], "a", None, 5, [[1, 2]], np.array([1], np.uint32), np.array([1], np.int16)])
 def test_unique_refuses_what_is_no_list_of_keys(keys: Any):
-    with pytest.raises(wl.ShapeMismatch, match="unique, keys: expected"):
+    with pytest.raises((wl.ShapeMismatch, wl.InvalidArgument), match="unique, keys: expected"):
         wl.unique(keys)

@@ -12,7 +12,7 @@ import own_compiled
 import own_rules
 import pytest
 import torch
-from crew import together
+from crew import at_once, together
 from helpers import HASTY_SECONDS, new_app
 
 import windlass as wl
@@ -31,6 +31,24 @@ def cluster(own: wl.Cluster) -> wl.Cluster:
 def gradients(*shape: int, n: int = 5, seed: int = 0) -> list[Any]:
     random = np.random.default_rng(seed)
     return [random.standard_normal(shape, np.float32) for _ in range(n)]
+
+
+@pytest.mark.embedded("servers elsewhere have their functions from the start")
+def test_threads_that_become_workers_at_the_same_time_find_each_others_functions():
+    for _ in range(10):
+        with wl.connect(threads=1) as cluster:
+            begin = threading.Barrier(8)
+
+            def work(rank: int, cluster: wl.Cluster = cluster, begin: threading.Barrier = begin) -> Any:
+                begin.wait(SLACK * 60)
+                worker = cluster.worker(rank, 8)
+                w = worker.tensor(f"w{rank}", 4, rule=own_rules.heavy_ball(lr=0.1))
+                pulled = w.push_pull(np.ones(4, np.float32))
+                worker.leave()
+                return pulled
+
+            for pulled in at_once(8, work):
+                np.testing.assert_allclose(pulled, -0.1, rtol=1e-6)
 
 
 # -- what they compute ------------------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ weights = w.push_pull(gradient)
 import importlib as _importlib
 from typing import Any as _Any
 
-from windlass._cluster import Cluster, connect
-from windlass._delay import Delayed
+from windlass._client.buffer_ring import Slots
+from windlass._client.cluster import Cluster
+from windlass._client.connect import connect
+from windlass._client.local_steps import Elastic, Local
+from windlass._data.lease import Lease
 from windlass._errors import (
     AccessDenied,
     BufferInUse,
@@ -22,6 +25,7 @@ from windlass._errors import (
     InternalError,
     InvalidArgument,
     NonFinite,
+    NotApplied,
     NotFound,
     ProtocolError,
     ResourceExhausted,
@@ -33,13 +37,19 @@ from windlass._errors import (
     WindlassError,
     WouldDeadlock,
 )
-from windlass._functions import Part, function
-from windlass._future import Future
-from windlass._init import Constant, Init, Normal, Uniform, Zeros
-from windlass._keys import unique
-from windlass._lease import Lease
-from windlass._local import Elastic, Local
-from windlass._optimizers import (
+from windlass._objects.delay import Delayed
+from windlass._objects.expressions import Expression, key, row
+from windlass._objects.future import Future
+from windlass._objects.keys import unique
+from windlass._objects.query import Histogram, TopK
+from windlass._objects.snapshot import Snapshot
+from windlass._objects.step import Step
+from windlass._objects.table import Chunk, Table
+from windlass._objects.tensor import Pulled, Tensor
+from windlass._objects.version import Version
+from windlass._rules.functions import Part, function
+from windlass._rules.init import Constant, Init, Normal, Uniform, Zeros
+from windlass._rules.optimizers import (
     FTRL,
     SGD,
     Adadelta,
@@ -52,19 +62,11 @@ from windlass._optimizers import (
     RMSProp,
     RowAdagrad,
 )
-from windlass._query import Histogram, TopK
-from windlass._rules import Assign, Average, Max, Min, Rule, Sum
-from windlass._schedule import Schedule
-from windlass._slots import Slots
-from windlass._snapshot import Snapshot
-from windlass._step import Step
-from windlass._sync import ASP, BSP, SSP, MaxDelay, Sync
-from windlass._table import Chunk, Table
-from windlass._tensor import Pulled, Tensor
-from windlass._torch_rule import TorchRule
-from windlass._user_rules import rule
-from windlass._version import Version
-from windlass._where import Expression, key, row
+from windlass._rules.rule import Assign, Average, Max, Min, Rule, Sum
+from windlass._rules.schedule import Schedule
+from windlass._rules.sync import ASP, BSP, SSP, MaxDelay, Sync
+from windlass._rules.torch_rule import TorchRule
+from windlass._rules.user_rules import rule
 
 __version__ = "0.1.0"
 
@@ -120,6 +122,7 @@ __all__ = [
     "NAdam",
     "NonFinite",
     "Normal",
+    "NotApplied",
     "NotFound",
     "Part",
     "ProtocolError",

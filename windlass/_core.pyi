@@ -342,10 +342,10 @@ class Tensor:
         Pull, push or push_pull, by which of grad and out are given; returns when done.
         """
 
-    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float, priority: int = 0) -> Future:
-        """The same as a future."""
+    def call_later(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float, priority: int = 0, only: object | None = None) -> Future:
+        """The same as a future; `only`: shards, all others are left out."""
 
-    def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float) -> None:
+    def add_to(self, step: Step, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, only: object | None = None) -> None:
         """The same as part of a step; out must outlive it."""
 
     def pull_newer(self, out: object, rows: object | None, newer_than: bytes | None, timeout: float) -> tuple[bytes, bool]:
@@ -418,10 +418,10 @@ class Table:
         Pull, push or push_pull, by which of grads and out are given; returns when done.
         """
 
-    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> Future:
-        """The same as a future."""
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float, only: object | None = None) -> Future:
+        """The same as a future; `only`: shards, all others are left out."""
 
-    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool) -> None:
+    def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, only: object | None = None) -> None:
         """The same as part of a step; out must outlive it."""
 
     def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
@@ -487,7 +487,7 @@ class Arrival:
 class Host:
     """The native part of a server process."""
 
-    def __init__(self, threads: int, memory_bytes_max: int, arena_bytes_max: int, staging_bytes_max: int = 268435456) -> None: ...
+    def __init__(self, threads: int, memory_bytes_max: int, arena_bytes_max: int, staging_bytes_max: int = 536870912) -> None: ...
 
     def adopt(self, fd: int, peer: str, session_key: bytes) -> None:
         """Takes an authenticated socket, also when it raises."""
@@ -501,6 +501,12 @@ class Host:
 
     def set_cluster(self, cluster: int) -> None:
         """Clients of another cluster are refused."""
+
+    def know_object(self, map_and_spec: bytes) -> None:
+        """The scheduler's word on an object: clients may attach it from now on."""
+
+    def forget_object(self, object: int) -> None:
+        """Likewise: it could not be made everywhere, and is no more."""
 
     def attach(self, map_and_spec: bytes) -> None:
         """
@@ -685,7 +691,7 @@ class Gate:
     @property
     def highest(self) -> int: ...
 
-class Crowd:
+class Workers:
     """The workers of an app as a server knows them."""
 
     def __init__(self, app: str) -> None: ...
@@ -726,47 +732,3 @@ class Outbox:
     def heard(self, asked: Sequence[int], held: Sequence[int]) -> int: ...
 
     def __len__(self) -> int: ...
-
-def limit_rule(kind: RuleKind, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], state: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], row: int, threads: int, repeats: int) -> list[float]:
-    """
-    Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.
-    """
-
-def limit_rule_rows(kind: RuleKind, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> list[float]:
-    """The same on rows of plain arrays, by their numbers."""
-
-def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> list[float]: ...
-
-def limit_fused_sgd_of_two(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out0: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> list[float]: ...
-
-def limit_update_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], threads: int, repeats: int) -> list[float]: ...
-
-def limit_copy(source: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], to: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], threads: int, repeats: int) -> list[float]: ...
-
-def limit_fused_adam(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], m: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], v: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> list[float]: ...
-
-def limit_gather(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], stream: bool, repeats: int) -> list[float]: ...
-
-def limit_row_adagrad(table: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> list[float]: ...
-
-def time_gate(sync: tuple[int, int, float], workers: int, pulls: int, repeats: int) -> tuple[list[float], list[float]]:
-    """
-    Seconds per pull at a gate, one per repeat: asked once, and with everybody who waits asked again after every close.
-    """
-
-def limit_wire_serve(fd: int) -> None:
-    """
-    The other end of the limits below, in a process of its own, until the socket is closed.
-    """
-
-def limit_wire_push(fd: int, g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], piece_bytes: int, repeats: int) -> list[float]:
-    """Seconds of each push; the other end reads so many bytes at once."""
-
-def limit_wire_pull(fd: int, request_bytes: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], piece_bytes: int, repeats: int) -> list[float]:
-    """Seconds of each pull; this end reads so many bytes at once."""
-
-def limit_wire_round_trips(fd: int, bytes: int, repeats: int, spinning: bool, pause: float) -> list[float]:
-    """Seconds of each round trip; each comes after a pause in seconds."""
-
-def limit_wire_expect_round_trips(fd: int, bytes: int, repeats: int) -> None:
-    """The caller then makes the round trips itself."""

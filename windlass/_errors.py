@@ -2,7 +2,7 @@
 
 WindlassError
 ├── InvalidArgument (ValueError)        a value that can never be right
-├── ShapeMismatch (TypeError)           an array of another shape, dtype or layout than the object's
+├── ShapeMismatch (TypeError)           an array of another shape or layout than the object's
 ├── SpecMismatch (ValueError)           an object opened with another spec than it was created with
 ├── NotFound (KeyError)                 no such object
 ├── Closed                              the cluster has been closed
@@ -20,14 +20,62 @@ WindlassError
 ├── FunctionFailed                      a rule or function of the user's raised on a server, or took too long
 └── InternalError                       a bug in Windlass
 
-A message says which object, what was expected and what was seen.
+A message says which object, what was expected and what was seen. The error of a push that some shards refused lists in
+`not_applied` what they have nothing of.
 """
+
+import dataclasses
+from typing import Any
+
+import numpy as np
 
 from windlass import _core
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class NotApplied:
+    """What a push brought that was refused: the servers applied nothing of it, and everything else.
+
+    ``push(..., only=this)`` with the same arrays sends it again, and nothing else.
+    """
+
+    name: str  #: of the tensor or table
+    request: int  #: which one of its step, counted from 0; 0 for a push by itself
+    keys: Any  #: of a table: the keys, as uint64; of a tensor: None
+    positions: Any  #: of a table: where they were in the push; of a tensor: None
+    ranges: list[tuple[int, int]] | None  #: of a tensor: first element and end of each range of it; of a table: None
+    _shards: list[int] = dataclasses.field(repr=False)
+
+    def _of(self, name: str, what: str) -> list[int]:
+        """Its shards, if it is about this object."""
+        if self.name != name.rpartition("/")[2]:
+            raise InvalidArgument(f"push of {what}: only= is about {self.name!r}")
+        return self._shards
+
+
 class WindlassError(Exception):
     """The root of every error that Windlass raises."""
+
+    _refused: list[tuple[str, bool, int, bytes, bytes, bytes]] = []  # the core's words
+
+    @property
+    def not_applied(self) -> list[NotApplied]:
+        """Of a push, or a step: what some shards refused, an entry per push. Empty where nothing is known of any."""
+        found = []
+        for name, is_table, request, shards, places, keys in self._refused:
+            at = np.frombuffer(places, np.uint64).astype(np.int64)
+            ranges = [(int(first), int(first + n)) for first, n in at.reshape(-1, 2)] if not is_table else None
+            found.append(
+                NotApplied(
+                    name,
+                    request,
+                    np.frombuffer(keys, np.uint64).copy() if is_table else None,
+                    at if is_table else None,
+                    ranges,
+                    np.frombuffer(shards, np.uint32).tolist(),
+                )
+            )
+        return found
 
 
 class InvalidArgument(WindlassError, ValueError):

@@ -10,9 +10,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from windlass._cgroup import default_memory_bytes_max
 from windlass._errors import InvalidArgument
-from windlass._handshake import load_token
-from windlass._sync import ASP, parse_sync
+from windlass._net.token import check_token, own_token, read_token
+from windlass._rules.sync import ASP, parse_sync
 
 Kind = Literal["text", "count", "bytes", "seconds", "flag", "path", "sync"]
 
@@ -43,7 +44,10 @@ SETTINGS: dict[str, Setting] = {
         choices=("auto", "arena", "socket"),
     ),
     "sync": Setting(
-        "sync", "asp", "The policy of an app's objects: bsp, bsp:SPARE, ssp:STALENESS, asp, maxdelay:SECONDS."
+        "sync",
+        None,
+        "The policy of an app's objects: bsp, bsp:SPARE, ssp:STALENESS, asp, maxdelay:SECONDS. Default: asp, and bsp "
+        "for optimizers.",
     ),
     "on_worker_loss": Setting(
         "text",
@@ -55,15 +59,23 @@ SETTINGS: dict[str, Setting] = {
     "listen": Setting("text", "tcp://127.0.0.1:0", "What to bind: tcp://HOST:PORT, port 0 for a free one."),
     "advertise": Setting("text", None, "What others are told to connect to, where that is not what is bound."),
     "address_file": Setting("path", None, "A file to write the real address to, once others can connect."),
-    "token_file": Setting("path", None, "The file with the token that lets a process in."),
+    "token_file": Setting(
+        "path", None, "The file with the token that lets a process in. Default: the user's own token on this host."
+    ),
+    "no_token": Setting("flag", False, "Do without a token, on loopback: everybody on this machine gets in."),
     "failure_timeout": Setting("seconds", 10.0, "Silence after which a member is dead.", least=0.1),
     "start_timeout": Setting("seconds", 60.0, "How long to wait until all have come.", least=0.1),
     "linger": Setting("flag", False, "Stay when all workers have left."),
     "threads": Setting("count", None, "Threads of a server that work. Default: the cores.", least=1),
-    "memory_bytes_max": Setting("bytes", None, "What tensors and tables may take on a server. Default: no limit."),
+    "memory_bytes_max": Setting(
+        "bytes",
+        None,
+        "What tensors and tables may take on a server. Default: 80 % of the memory of the machine or its cgroup, which "
+        "the servers of one `windlass run` share.",
+    ),
     "arena_bytes_max": Setting("bytes", None, "What a client on the same host may share. Default: the memory."),
     "staging_bytes_max": Setting(
-        "bytes", None, "What pushes that came over sockets may take until their update under BSP. Default: 256 MiB."
+        "bytes", None, "What requests and answers under way may take on a server. Default: 512 MiB."
     ),
     "allow": Setting(
         "text", "", "Modules, with commas between them, whose rules and functions servers may run; torch.optim is one."
@@ -260,8 +272,31 @@ def _bytes(value: Any) -> int:
 
 
 def token_of(settings: Settings) -> bytes | None:
-    """The token, from the file that a flag names, else WINDLASS_TOKEN, else the file that another setting names."""
-    file = settings.token_file
+    """The token that is given, else the user's own on this host; None: no_token."""
+    given = given_token(settings)
+    if not settings.no_token:
+        return own_token() if given is None else given
+    if given is not None:
+        raise InvalidArgument(f"no_token ({settings.sources['no_token']}): expected no token, but one is given, too")
+    return None
+
+
+def given_token(settings: Settings) -> bytes | None:
+    """From the file that a flag names, else WINDLASS_TOKEN, else the file that another setting names, else None."""
     if settings.sources["token_file"] != "flag" and "WINDLASS_TOKEN" in os.environ:
-        file = None
-    return load_token(file)
+        return check_token(os.environb[b"WINDLASS_TOKEN"], "environment variable WINDLASS_TOKEN")
+    return None if settings.token_file is None else read_token(settings.token_file)
+
+
+def uses_own_token(settings: Settings) -> bool:
+    """Whether no token is given, so that the user's own on this host counts. Reads no file."""
+    return settings.token_file is None and "WINDLASS_TOKEN" not in os.environ and not settings.no_token
+
+
+def with_memory_cap(settings: Settings, servers: int) -> Settings:
+    """The same with memory_bytes_max, where it was not set, for one of so many servers that share this machine."""
+    if settings.memory_bytes_max is not None:
+        return settings
+    values = {**settings.values, "memory_bytes_max": default_memory_bytes_max(servers)}
+    sources = {**settings.sources, "memory_bytes_max": f"this machine, shared by {servers}"}
+    return dataclasses.replace(settings, values=values, sources=sources)

@@ -21,8 +21,8 @@ from typing import Any
 
 from pictures import CHOICES, DataError, load
 
-from windlass._address import Address
 from windlass._errors import WindlassError
+from windlass._net.address import Address
 from windlass.launch import rundir
 from windlass.observe.status import fetch
 
@@ -104,7 +104,7 @@ def run_all(commands: list[list[str]], way: str, look: Callable[[dict[str, Any]]
 
 def status_of(pid: int) -> dict[str, Any]:
     """What the scheduler of the `windlass run` that has this process number says."""
-    folder = rundir.base() / f"run-{pid}"
+    folder = rundir.of(pid)
     address, token = ((folder / name).read_text().strip() for name in ("address", "token"))
     return dict(json.loads(fetch(Address.parse(address), token.encode(), timeout=LOOK_SECONDS)))
 

@@ -1,5 +1,5 @@
 // Mechanisms that can be broken on purpose, by WINDLASS_BREAK=sequence,checksums,... A promise's test must turn red
-// when the mechanism behind it is switched off; these are the switches. Nobody else sets them.
+// when the mechanism behind it is switched off; these are the switches. Only tests set them.
 #pragma once
 
 #include <cstdlib>
@@ -9,20 +9,21 @@ namespace windlass {
 
 enum class Break {
   kSequence,   // pushes are applied as often as they come
-  kChecksums,  // of items and numbers are not compared
+  kChecksums,  // checksums of bodies and numbers are not compared
   kBounds,     // a body may be read beyond its end
   kLengths,    // memory is taken for whatever length a frame claims
-  kTerms,      // of a map that is out of date are accepted
-  kNonfinite,  // numbers are accepted where they were to be refused
-  kFence,      // memory that a lost server may still write stays where it is
-  kMove,       // what a shard remembers of its sessions does not travel with it
+  kTerms,      // terms of an outdated map are accepted
+  kNonfinite,  // NaN and infinity are accepted despite reject_nonfinite
+  kFence,      // memory that a lost server may still write gets no fresh pages
+  kMove,       // a shard's session records do not travel with it
   kGate,       // pulls wait for one iteration less than they should
+  kAnswers,    // answers are made when gates open, and take whatever memory they need
 };
 
-// Whether a mechanism is broken. Asked only where it is about to do its work: off the path of a request that is right.
+// Whether a mechanism is broken. Called only where the mechanism is about to act; a comparison when none is.
 inline bool broken(Break which) {
   static const char* const kNames[] = {"sequence",  "checksums", "bounds", "lengths", "terms",
-                                       "nonfinite", "fence",     "move",   "gate"};
+                                       "nonfinite", "fence",     "move",   "gate",    "answers"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");
     return "," + std::string(text != nullptr ? text : "") + ",";

@@ -1,8 +1,8 @@
-// Buffer: memory for one thing at a time, kept for the next. Fresh memory costs a page fault every 4 KiB, so a buffer
-// only grows; the pages of one that is never filled are never there.
+// Buffer: memory for one thing at a time, reused for the next. Fresh memory costs a page fault every 4 KiB, so a buffer
+// only grows. Pages that are never written are never backed.
 //
-// OnceBuffer: memory for one thing, taken once. What is small comes from the heap: a mapping costs two system calls and
-// a page fault, more than the work of a small request. What is large is a mapping, and is gone when the buffer is.
+// OnceBuffer: memory for one thing, taken once. A small one comes from the heap, since a mapping costs two system calls
+// and a page fault, more than the work of a small request. A large one is mapped, and unmapped with the buffer.
 //
 // Thread safety: none.
 #pragma once
@@ -22,19 +22,24 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { os::unmap(data_, bytes_); }
 
-  // At least so many bytes on a page boundary, with anything in them; nullptr when there is no memory. What was there
-  // before is gone when it had to grow.
+  // Returns at least `bytes` uninitialised bytes on a page boundary; nullptr when there is no memory. Growing loses the
+  // old contents.
   std::byte* room(size_t bytes) {
     if (bytes <= bytes_) return data_;
     os::unmap(data_, bytes_);
     bytes_ = 0;
-    size_t want = 64 << 10;
-    while (want < bytes) want *= 2;
+    const size_t want = size_for(bytes);
     data_ = os::map(want);
     if (data_ != nullptr) bytes_ = want;
     return data_;
   }
-  // Lets go of it if it has grown beyond what is worth keeping.
+  // What room() takes for so many bytes.
+  static size_t size_for(size_t bytes) {
+    size_t want = 64 << 10;
+    while (want < bytes) want *= 2;
+    return want;
+  }
+  // Frees the memory if it has grown beyond `most` bytes.
   void shrink(size_t most) {
     if (bytes_ <= most) return;
     os::unmap(std::exchange(data_, nullptr), std::exchange(bytes_, 0));
@@ -49,7 +54,7 @@ class Buffer {
 
 class OnceBuffer {
  public:
-  // So many bytes with anything in them; nullptr when there is no memory. Once.
+  // Returns `bytes` uninitialised bytes; nullptr when there is no memory to map. Call it once.
   std::byte* room(size_t bytes) {
     if (bytes > kHeapBytesMax) return mapped_.room(bytes);
     heap_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -134,7 +134,7 @@ template <size_t kBits>
 }
 
 [[WL_AVX512]] inline __m512i fold(__m512i x, __m512i by, __m512i onto) {
-  constexpr int kXor = 0x96;  // of three
+  constexpr int kXor = 0x96;  // of three inputs
   return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, by, 0x00), _mm512_clmulepi64_epi128(x, by, 0x11), onto,
                                    kXor);
 }
@@ -159,11 +159,11 @@ template <size_t kBits>
     x = fold(x, moving<1536>(), fold(x1, moving<1024>(), fold(x2, by_512, x3)));
   }
   for (; bytes >= 64; p += 64, bytes -= 64) x = fold(x, by_512, _mm512_loadu_si512(p));
-  // The four lanes onto the last, which stays: its products are with 0.
+  // Fold the four lanes onto the last, which stays as it is: its products are with 0.
   constexpr long long k1 = half(128), k2 = half(192), k3 = half(256), k4 = half(320), k5 = half(384), k6 = half(448);
   const __m512i to_last = _mm512_set_epi64(0, 0, k1, k2, k3, k4, k5, k6);
   const __m512i lanes = fold(x, to_last, _mm512_maskz_mov_epi64(0xC0, x));
-  // With masks of ones: gcc 12 warns of its own plain forms as uninitialized.
+  // With masks of ones: gcc 12 warns that its own unmasked forms use uninitialized values.
   const __m256i two = _mm256_xor_si256(_mm512_maskz_extracti64x4_epi64(0xFF, lanes, 0),
                                        _mm512_maskz_extracti64x4_epi64(0xFF, lanes, 1));
   const __m128i one = _mm_xor_si128(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));

@@ -1,4 +1,4 @@
-// The number types that travel and that are stored. Masters are float32; float64 and int64 are for sums and counts.
+// The number types that are sent and stored. Master weights are float32; float64 and int64 are for sums and counts.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ constexpr const char* name_of(Dtype t) {
   return "?";
 }
 
-// What may be kept on a server, and what may be sent to an object that keeps `stored`.
+// What a server may store, and what may be sent to an object that stores `stored`.
 constexpr bool storable(Dtype t) { return t == Dtype::kFloat32 || t == Dtype::kFloat64 || t == Dtype::kInt64; }
 constexpr bool may_travel(Dtype sent, Dtype stored) {
   if (stored != Dtype::kFloat32) return sent == stored;

@@ -1,7 +1,7 @@
 // Mixing of 64-bit numbers.
 //
-// mix() is a bijection: a key and its hash are two names for one thing, so the table stores the hash alone and gives
-// the key back by unmix(). Three rounds of xor-shift and multiply by odd constants, each of which can be undone.
+// mix() is a bijection: a key and its hash are two names for one thing, so the table stores only the hash and recovers
+// the key with unmix(). Three rounds of xor-shift and multiply by odd constants, each of which can be undone.
 #pragma once
 
 #include <cstddef>

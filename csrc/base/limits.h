@@ -19,24 +19,24 @@ inline constexpr uint32_t kTableShards = 256;
 inline constexpr uint32_t kShardRowsMax = 0xFFFFFFF0u;
 inline constexpr uint64_t kRequestKeysMax = uint64_t{1} << 31;
 
-// How a tensor is cut: bytes/64, but never outside these two.
+// How a tensor is cut: into shards of bytes / kTensorPieces, clamped to these two.
 inline constexpr uint64_t kTensorPieces = 64;
 inline constexpr uint64_t kShardBytesMin = uint64_t{64} << 10;
 inline constexpr uint64_t kShardBytesMax = uint64_t{4} << 20;
 
 // Rules.
 inline constexpr int kRuleVectorsMax = 3;     // per-element state arrays
-inline constexpr int kForeignVectorsMax = 8;  // the same of a rule of the user's
+inline constexpr int kForeignVectorsMax = 8;  // the same for a user's rule
 inline constexpr int kForeignRowScalarsMax = 16;
 inline constexpr uint32_t kForeignShardScalarsMax = 1u << 24;
 inline constexpr size_t kForeignNameBytesMax = 4096;
 inline constexpr uint32_t kCallBytesMax = 1u << 20;                // a function's name and arguments
-inline constexpr size_t kCallRowsBytes = size_t{16} << 20;         // rows of a table that one call gets
+inline constexpr size_t kCallRowsBytes = size_t{16} << 20;         // table rows passed to one call
 inline constexpr size_t kResultBytesMax = size_t{16} << 20;        // what one call returns
 inline constexpr uint64_t kResultsBytesMax = uint64_t{256} << 20;  // all calls of a request together
-inline constexpr uint64_t kWholeBytesMax = uint64_t{256} << 20;    // of a tensor that is one shard
+inline constexpr uint64_t kWholeBytesMax = uint64_t{256} << 20;    // a tensor that is one shard
 inline constexpr int kRuleHyperMax = 8;                            // numbers that travel with a push
-inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;       // with the weights of the push and of its object
+inline constexpr size_t kPushNumbersMax = kRuleHyperMax + 3;       // plus the three weights of a push under BSP
 
 // Work.
 inline constexpr size_t kCrewBytesMin = size_t{2} << 20;         // below this the caller works alone
@@ -44,15 +44,15 @@ inline constexpr size_t kAsyncBytesMin = size_t{1} << 20;        // below this a
 inline constexpr size_t kGilBytesMax = size_t{32} << 10;         // below this a call keeps the GIL
 inline constexpr size_t kStreamBytesMin = size_t{1} << 20;       // from here on outputs bypass the cache
 inline constexpr size_t kStreamPullBytesMin = size_t{24} << 20;  // the same for pulls, which only copy
-inline constexpr size_t kStreamPartBytesMin = size_t{64} << 10;  // of each object: to bypass costs a wait at its end
-inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;    // asynchronous pushes of ordinary arrays, together
+inline constexpr size_t kStreamPartBytesMin = size_t{64} << 10;  // for each object: bypassing costs a wait at the end
+inline constexpr uint64_t kKeptBytesMax = uint64_t{64} << 20;    // copies for asynchronous pushes of ordinary arrays
 inline constexpr int64_t kNoDeadline = INT64_MAX;
 inline constexpr int64_t kSpinNs = 20'000;      // how long a waiter spins before it blocks
-inline constexpr int64_t kSpinNsPerPart = 200;  // a request of many parts is worth waiting for longer
+inline constexpr int64_t kSpinNsPerPart = 200;  // added for each part of a request
 inline constexpr int64_t kSpinNsMax = 60'000;
-inline constexpr int64_t kHotNs = 100'000;  // requests that follow each other within this are waited for awake
+inline constexpr int64_t kHotNs = 100'000;  // if the last answer came within this, a waiter spins for the next
 inline constexpr uint32_t kSessionsMax = 1u << 20;
-inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may say
+inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may set them
 
 // Queries.
 inline constexpr size_t kQueryBytesMax = size_t{64} << 10;  // of the question
@@ -60,55 +60,59 @@ inline constexpr size_t kProgramOpsMax = 256;               // of an expression
 inline constexpr size_t kProgramDepthMax = 16;              // of its stack
 inline constexpr uint64_t kTopMax = 1'000'000;              // rows of a top_k
 inline constexpr uint64_t kBinsMax = 4096;                  // of a histogram
-inline constexpr size_t kScanRowsMax = size_t{64} << 10;    // that a filtered scan looks at in one turn
-inline constexpr size_t kWalkKeptBytes = size_t{4} << 20;   // of keys that a thread remembers between shards
+inline constexpr size_t kScanRowsMax = size_t{64} << 10;    // rows that a filtered scan looks at in one turn
+inline constexpr size_t kWalkKeptBytes = size_t{4} << 20;   // of keys that a thread keeps between shards
 
 // The wire. Lengths are checked against these before memory is taken for them.
-inline constexpr size_t kSectionBytes = 64;  // headers, and what everything is padded to
+inline constexpr size_t kSectionBytes = 64;  // the size of headers; everything is padded to it
 inline constexpr uint64_t kFrameBytesMax = uint64_t{1} << 42;
-inline constexpr uint32_t kExtensionBytesMax = 4096;
-inline constexpr uint32_t kPartsMax = 1u << 20;
+inline constexpr uint32_t kBlocksMax = 1u << 20;
+inline constexpr uint32_t kBlockEntriesMax = 4096;
+inline constexpr uint64_t kBlockBytesMax = uint64_t{64} << 10;  // of numbers, where a block has several entries
 inline constexpr uint32_t kItemsBytesMax = 1u << 28;
 inline constexpr uint64_t kNumbersBytesMax = uint64_t{1} << 30;
-inline constexpr uint32_t kBodyBytesMax = 1u << 20;  // items of an operation that is about no shard
+inline constexpr uint32_t kBodyBytesMax = 1u << 20;  // of an operation that is about no shard
 inline constexpr size_t kMessageBytesMax = 4096;     // of an error
 inline constexpr uint32_t kServersMax = 4096;
 inline constexpr size_t kAddressBytesMax = 512;
 inline constexpr size_t kAskedMax = 4096;  // requests that one ask names
 
 // Connections.
-inline constexpr size_t kLanes = 2;                        // per worker and server: small requests, bulk
-inline constexpr size_t kBulkBytesMin = size_t{64} << 10;  // from here on a request is bulk
-inline constexpr uint32_t kConnectionsMax = 8192;          // of a server
-inline constexpr size_t kGuestsMax = 4096;                 // sessions of a server that are remembered, connected or not
-inline constexpr size_t kGivenUpMax = 4096;                // workers of an app that are known to have been given up
-inline constexpr uint32_t kWindowMax = 128;                // requests without an answer, per server
-inline constexpr uint64_t kParkedBytesMax = uint64_t{64} << 20;    // pushes that wait for earlier ones, per server
+inline constexpr size_t kLanes = 2;                                // per worker and server: small requests, bulk
+inline constexpr size_t kBulkBytesMin = size_t{64} << 10;          // from here on a request is bulk
+inline constexpr uint32_t kConnectionsMax = 8192;                  // of a server
+inline constexpr size_t kClientsMax = 4096;                        // sessions that a server remembers, connected or not
+inline constexpr size_t kGivenUpMax = 4096;                        // given-up workers of an app that are remembered
+inline constexpr uint32_t kWindowMax = 128;                        // requests without an answer, per server
 inline constexpr size_t kParkedMax = 1024;                         // the same in number, per shard
 inline constexpr size_t kPatientMax = size_t{1} << 14;             // pushes that wait for their update, per server
-inline constexpr uint64_t kRoundsBytesMax = uint64_t{256} << 20;   // what they bring, unless it is in arenas
-inline constexpr uint64_t kStagingBytesMax = uint64_t{256} << 20;  // large parts on their way, per server
+inline constexpr uint64_t kRoundsBytesMax = uint64_t{256} << 20;   // their payload, inside the process
+inline constexpr uint64_t kStagingBytesMax = uint64_t{512} << 20;  // all that is under way, of a server process:
+inline constexpr uint64_t kStagedShare = 2;                        // half for pushes that wait for their update,
+inline constexpr uint64_t kReceivedShare = 4;                      // a quarter for large blocks being received,
+inline constexpr uint64_t kWaitingShare = 8;                       // an eighth for requests that wait,
+inline constexpr uint64_t kAnswersShare = 8;                       // an eighth for answers that are not sent yet
 inline constexpr size_t kKeptAnswersMax = 2 * kWindowMax;          // that cannot be made again, per session and shard
-inline constexpr uint64_t kHugePartBytes = uint64_t{64} << 20;     // parts beyond this come one at a time
-inline constexpr int kStagedStallMs = 2'000;  // a peer that stops within a large part, for which memory is held
-inline constexpr int kStallMs = 30'000;       // a peer that stops within a frame is let go
-inline constexpr int kAskMs = 50;             // without an answer for so long, a client asks
-inline constexpr int kAskMsMax = 2'000;       // and then ever less often
+inline constexpr uint64_t kHugePartBytes = uint64_t{64} << 20;     // larger blocks are received one at a time
+inline constexpr int kStagedStallMs = 2'000;  // a peer that stalls within a large block, which holds memory, is dropped
+inline constexpr int kStallMs = 30'000;       // a peer that stalls within a frame is dropped
+inline constexpr int kAskMs = 50;             // a client without an answer for this long asks
+inline constexpr int kAskMsMax = 2'000;       // then ever less often, up to this interval
 inline constexpr size_t kReadAheadBytes = 16 << 10;
-inline constexpr size_t kDirectBytesMin = 8 << 10;         // from here on bytes go straight to where they belong
-inline constexpr size_t kChunkBytes = size_t{256} << 10;   // what is gathered for one system call
-inline constexpr size_t kSendBytes = size_t{1} << 20;      // what one sends from where it lies: TCP likes it large
-inline constexpr size_t kTogetherBytes = 8 << 10;          // small requests that are queued leave together, up to this
+inline constexpr size_t kDirectBytesMin = 8 << 10;         // from here on bytes are received in place
+inline constexpr size_t kChunkBytes = size_t{256} << 10;   // gathered for one system call
+inline constexpr size_t kSendBytes = size_t{1} << 20;      // sent in place by one system call: TCP likes it large
+inline constexpr size_t kTogetherBytes = 8 << 10;          // queued small requests leave together, up to this
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
 // Shards that move.
-inline constexpr size_t kShardChunkBytes = size_t{256} << 10;    // rows are copied about so many at a time
-inline constexpr size_t kShardChunkBytesMax = size_t{16} << 20;  // a chunk that is larger is refused
-inline constexpr size_t kShardRecordsMax = size_t{1} << 16;      // sessions that a shard can take along
-inline constexpr size_t kShardRoundsMax = 8;                     // how often changed rows are copied before it stops
-inline constexpr size_t kShardLeftRows = 512;                    // so few changed rows are left for the end
+inline constexpr size_t kShardChunkBytes = size_t{256} << 10;    // rows are copied about this much at a time
+inline constexpr size_t kShardChunkBytesMax = size_t{16} << 20;  // larger chunks are refused
+inline constexpr size_t kShardRecordsMax = size_t{1} << 16;      // session records that move with a shard
+inline constexpr size_t kShardRoundsMax = 8;                     // passes over changed rows before it is frozen
+inline constexpr size_t kShardLeftRows = 512;                    // it is frozen early when this few are left
 
-// Requests from here on lie in arenas where the server is on the same host; below, sending them costs no more.
+// With a server on the same host, requests from this size on use arenas; below it, sending costs no more.
 inline constexpr size_t kArenaBytesMin = size_t{1} << 10;
 inline constexpr size_t kArenasMax = 4096;  // of a session
 // The arena keeps this much freed memory for the next allocation.

@@ -36,7 +36,7 @@ namespace {
 
 std::atomic<uint32_t> g_fork_generation{0};
 
-// The child of a fork may take no lock, so this is a plain array; what does not fit stays open there.
+// The child of a fork may take no lock, so this is a plain array; files that do not fit stay open in the child.
 constexpr size_t kClosedAfterForkMax = 4096;
 std::atomic<int> g_closed_after_fork[kClosedAfterForkMax];  // fd + 1; 0: free
 
@@ -101,7 +101,7 @@ void unmap(std::byte* p, size_t bytes) {
 int make_shared_file(size_t bytes, std::string* why) {
   const int fd = memfd_create("windlass", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   const char* failed = fd < 0 ? "memfd_create" : nullptr;
-  // Allocated now: memory that is missing later would be a signal instead of an error.
+  // Allocate now: running out of memory later would be a signal instead of an error.
   if (failed == nullptr && fallocate(fd, 0, 0, static_cast<off_t>(bytes)) != 0) failed = "fallocate";
   if (failed == nullptr && fcntl(fd, F_ADD_SEALS, kSeals) != 0) failed = "sealing";
   if (failed == nullptr) return fd;
@@ -133,7 +133,7 @@ bool same_file(int a, int b) {
 
 std::byte* map_shared(int fd, size_t bytes, std::byte* at) {
   const bool given = at != nullptr;
-  if (!given && bytes >= kHuge) {  // a place on a huge page boundary, reserved first
+  if (!given && bytes >= kHuge) {  // reserve a place on a huge page boundary first
     std::byte* const raw = map_raw(bytes + kHuge);
     if (raw == nullptr) return nullptr;
     const size_t skip = (kHuge - reinterpret_cast<uintptr_t>(raw) % kHuge) % kHuge;
@@ -153,7 +153,8 @@ std::byte* map_shared(int fd, size_t bytes, std::byte* at) {
 
 bool make_private(int fd, std::byte* p, size_t bytes) {
   if (mmap(p, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) return false;
-  // A page becomes ours when it is written: here with what it has, in one operation, so that nobody's write is lost.
+  // Writing to a page makes it private. An atomic or with 0 keeps the contents, so that no other thread's write is
+  // lost.
   for (size_t at = 0; at < bytes; at += 4096) {
     std::atomic_ref<unsigned char>(*reinterpret_cast<unsigned char*>(p + at)).fetch_or(0, std::memory_order_relaxed);
   }
@@ -171,7 +172,7 @@ bool stops_within(const char* name) {
   return set.compare(0, colon, name) == 0 && colon != std::string::npos && ++count == std::stoi(set.substr(colon + 1));
 }
 
-// To this very thread, which then does not return before the process goes on.
+// Signals this very thread, which then does not return before the process continues.
 void stop_process() { syscall(SYS_tgkill, getpid(), gettid(), SIGSTOP); }
 
 void unmap_shared(std::byte* p, size_t bytes) {
@@ -239,6 +240,11 @@ bool same_host(int fd) {
   return getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) == 0 && name.ss_family == AF_UNIX;
 }
 
+bool hung_up(int fd) {
+  pollfd polled{fd, POLLRDHUP, 0};
+  return ::poll(&polled, 1, 0) > 0;
+}
+
 std::string failure_of(int fd) {
   int error = 0;
   socklen_t bytes = sizeof error;
@@ -270,9 +276,13 @@ long receive_pieces(int fd, const Piece* pieces, size_t n, bool wait, Files* fil
     m.msg_controllen = sizeof beside;
   }
   if (wait && files != nullptr) {
-    // Who sleeps in recvmsg() on a local socket is woken also when the other end reads; who polls is not.
+    // A thread asleep in recvmsg() on a Unix socket also wakes when the peer reads; one asleep in ppoll() does not.
     pollfd readable{fd, POLLIN, 0};
-    ppoll(&readable, 1, nullptr, nullptr);
+    timeval stall{};
+    socklen_t bytes = sizeof stall;
+    getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &stall, &bytes);
+    const timespec ts{stall.tv_sec, stall.tv_usec * 1000};
+    if (ppoll(&readable, 1, &ts, nullptr) == 0) return kWouldBlock;
   }
   const long got = outcome(recvmsg(fd, &m, MSG_CMSG_CLOEXEC | (wait ? 0 : MSG_DONTWAIT)));
   if (files == nullptr || got <= 0) return got;
@@ -340,7 +350,7 @@ void Watch::change(int fd, uint64_t tag, bool reading, bool writing) {
   epoll_event e{};
   e.events = (reading ? EPOLLIN : 0u) | (writing ? EPOLLOUT : 0u);
   e.data.u64 = tag;
-  if (e.events == 0) e.events = EPOLLET;  // a closed peer would be reported again and again
+  if (e.events == 0) e.events = EPOLLET;  // else a closed peer would be reported again and again
   epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &e);
 }
 

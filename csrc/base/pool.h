@@ -12,8 +12,8 @@
 
 namespace windlass {
 
-// How many bytes a server may hold, or a part of it (then `above` is the whole). charge() is refused when the limit
-// would be passed.
+// Limits the bytes that a server may hold, or a part of it (then `above` is the whole). charge() fails when a limit
+// would be exceeded.
 // Thread safety: every method from any thread.
 class Budget {
  public:
@@ -36,7 +36,7 @@ class Budget {
 // Blocks of a few sizes, carved from huge pages. Tables take their index pages and slabs here: small blocks, so that
 // a shard with few rows is cheap, yet all on huge pages, so that a random row costs no walk of the page table.
 //
-// Freed blocks are kept for the next request of the same size. The memory goes back when the pool dies.
+// Freed blocks are kept for the next request of the same size. The memory goes back when the pool is destroyed.
 //
 // Thread safety: every method from any thread.
 class Pool {

@@ -1,5 +1,5 @@
-// Recycled: a base of what is made and thrown away for every request. A thread keeps the last block it gave up for the
-// next of the same size; beyond a kilobyte, malloc and free would take a tenth of a small request.
+// Recycled: a base class of objects that are made and destroyed for every request. Each thread keeps one freed block
+// for the next object of the same size; beyond a kilobyte, malloc and free would take a tenth of a small request.
 //
 // Under sanitizers, which watch every block, memory comes from the heap each time.
 #pragma once
@@ -14,7 +14,7 @@ namespace windlass {
 struct RecycledBlock {
   void* block = nullptr;
   size_t bytes = 0;
-  bool over = false;  // the thread ends
+  bool over = false;  // the thread is ending
   ~RecycledBlock() {
     over = true;
     bytes = 0;

@@ -19,8 +19,8 @@ void fail(const char* file, int line, const std::string& what);
 bool accurate();  // --accurate: the long forms
 uint64_t seed();  // --seed=N: where random tests start; a failure names it
 
-// Builds for sanitizers are slow, most of all for threads, and their memory says little of ours. What is about logic
-// alone runs in full in the release build, and for a while under them.
+// Sanitizer builds are slow, TSan most of all, and their memory use says little about ours. Tests of pure logic run in
+// full in the release build and are shortened under sanitizers.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true, kUnderTsan = true;
 inline constexpr uint64_t kSlowness = 10;

@@ -1,8 +1,8 @@
 // Turn: one thread at a time works on a shard, and nobody waits for it.
 //
 // A thread that brings a job runs it at once if nobody has the turn; else it leaves the job in the queue, and the
-// thread that has the turn runs it before it lets go. So a shard needs no lock, an idle shard costs one exchange, and
-// a busy one no hand-over to another thread. Jobs run in the order they were left.
+// thread that has the turn runs it before releasing the turn. So a shard needs no lock, an idle shard costs one
+// exchange, and a busy one no hand-over to another thread. Jobs run in the order they were queued.
 //
 //     word_:   0            free, nothing waits
 //              kHeld        held, nothing waits
@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 
 #include "base/os.h"
 
@@ -54,7 +55,7 @@ class Turn {
                                           std::memory_order_release, std::memory_order_relaxed));
   }
 
-  // Runs what waits, unless another thread has the turn and will.
+  // Runs queued jobs, unless another thread has the turn and will run them.
   void drain() {
     uintptr_t word = word_.load(std::memory_order_relaxed);
     do {
@@ -64,8 +65,8 @@ class Turn {
     release();
   }
 
-  // For a caller that cannot leave a job behind: true when it now has the turn and nothing waited before it. It must
-  // call release().
+  // For a caller that cannot queue a job: true when it now has the turn and nothing was queued. It must then call
+  // release().
   [[nodiscard]] bool try_take() {
     uintptr_t free = 0;
     return word_.compare_exchange_strong(free, kHeld, std::memory_order_acquire);
@@ -101,27 +102,36 @@ class Turn {
   std::atomic<uintptr_t> word_{0};
 };
 
-// Runs f with the turn held, and returns when it has run; if another thread has the turn, that one runs it.
+// Runs f with the turn held, and returns when it has run; if another thread has the turn, that one runs it. If f runs
+// out of memory, the turn is released and only this caller hears of it.
 template <class F>
 void with_turn(Turn& turn, F f) {
   if (turn.try_take()) {
-    f();
-    turn.release();
-    return;
+    struct Held {
+      Turn& turn;
+      ~Held() { turn.release(); }
+    } const held{turn};
+    return f();
   }
   struct Left final : Job {
     explicit Left(F& of) : f(of) {}
     void run() override {
-      f();
+      try {
+        f();
+      } catch (...) {  // the other thread has nothing to do with it
+        failure = std::current_exception();
+      }
       done.store(1, std::memory_order_release);
       os::wake_all(done);
     }
     F& f;
+    std::exception_ptr failure;
     std::atomic<uint32_t> done{0};
   };
   Left left(f);
   turn.run(left);
   while (left.done.load(std::memory_order_acquire) == 0) os::wait(left.done, 0, -1);
+  if (left.failure != nullptr) std::rethrow_exception(left.failure);
 }
 
 }  // namespace windlass

@@ -1,4 +1,4 @@
-// What can be done with a tensor and another that lies like it. The numbers travel.
+// Vector operations on a tensor y and, for most of them, a tensor x that is alike. The numbers are on the wire.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kStepNs = 50'000'000;
 constexpr size_t kEventsMax = size_t{1} << 21;
 
-// What is done to a gate, in the order of a training. kAgain is opens() for somebody who waits.
+// What happens to a gate during training, in order. kAgain is opens() for a worker that waits.
 struct Event {
   enum Kind : uint8_t { kClose, kOpens, kAgain, kBlocker };
   Kind kind;
@@ -33,7 +33,7 @@ Gate gate_of(const Sync& sync, uint32_t workers) {
   return gate;
 }
 
-// As a server does it: the updates that are complete are made, in one go where nothing was pushed.
+// As a server does it: makes the updates that are complete, in one go, as where nothing was pushed.
 void close(Gate* gate, const Event& e) {
   gate->close(e.rank, e.clock, 1, e.now_ns);
   if (!gate->sync().rounds()) return;
@@ -117,7 +117,7 @@ double replay_seconds(const Sync& sync, uint32_t workers, const std::vector<Even
       case Event::kBlocker: open += gate.blocker(e.rank, e.clock, e.now_ns).rank == e.rank ? 1 : 0; break;
     }
   }
-  asm volatile("" : : "r"(open));  // it is used
+  asm volatile("" : : "r"(open));  // keeps the calls
   return static_cast<double>(os::now_ns() - begun_ns) * 1e-9;
 }
 

@@ -8,9 +8,9 @@
 
 namespace windlass {
 
-inline constexpr uint64_t kBareCount = 1000;  // the update it is, for rules that count
+inline constexpr uint64_t kBareCount = 1000;  // the number of the update, for rules that count
 
-// The state arrays from `at` on; where the rule has numbers per row, those follow the arrays.
+// Applies the rule to elements [at, at + n). Where it has numbers per row, they follow the state arrays.
 void bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state, const float* g, size_t at, size_t n,
                 size_t row);
 

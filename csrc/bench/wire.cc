@@ -86,7 +86,7 @@ class Pages {
     bytes_ = data_ == nullptr ? 0 : bytes;
     if (data_ == nullptr)
       return Status(Code::kResourceExhausted, "bare socket: no memory for " + std::to_string(bytes) + " bytes");
-    std::memset(data_, 0, bytes);  // no page of it may be the kernel's one page of zeros: reading that costs nothing
+    std::memset(data_, 0, bytes);  // so that no page is the kernel's shared page of zeros, which costs nothing to read
     return {};
   }
   char* data() { return reinterpret_cast<char*>(data_); }

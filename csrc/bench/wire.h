@@ -2,11 +2,11 @@
 // and client without frames, sessions, shards or checksums.
 //
 //   push         gradient  ->  applied piece by piece as it comes  ->  1 byte
-//   pull         request   ->  the weights, straight from where they are
+//   pull         request   ->  the weights, sent in place
 //   round trip   bytes     ->  as many bytes, both sides blocking or both spinning
 //
 // How much the receiving side reads at once (the piece) can change the figure by half (TCP, 100 MB), and which is best
-// depends on the size: who measures tries several. These files make their own system calls, for these are what is
+// depends on the size, so callers try several. These files make their own system calls, since those are what is
 // measured.
 #pragma once
 
@@ -29,7 +29,7 @@ Status limit_wire_pull(int fd, size_t request_bytes, float* out, size_t n, size_
 // Round trips of `bytes` each way, each after a pause.
 Status limit_wire_round_trips(int fd, size_t bytes, int repeats, bool spinning, int64_t pause_ns,
                               std::vector<double>* seconds);
-// Makes the other end ready for so many; the caller does this end.
+// Prepares the other end for `repeats` round trips; the caller makes them.
 Status limit_wire_expect_round_trips(int fd, size_t bytes, int repeats, bool spinning);
 
 }  // namespace windlass

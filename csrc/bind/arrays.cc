@@ -121,7 +121,7 @@ Keys to_keys(const Where& where, const In& a) {
 Hyper to_hyper(nb::handle tuple) {
   Hyper hyper;
   size_t i = 0;
-  if (PyTuple_CheckExact(tuple.ptr()) && nb::len(tuple) <= limits::kRuleHyperMax) {  // as rules make them
+  if (PyTuple_CheckExact(tuple.ptr()) && nb::len(tuple) <= limits::kRuleHyperMax) {  // the usual case: made by rules
     for (const auto n = static_cast<size_t>(PyTuple_GET_SIZE(tuple.ptr())); i < n; ++i) {
       hyper.v[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i)));
       if (hyper.v[i] == -1.0 && PyErr_Occurred() != nullptr) throw nb::python_error();

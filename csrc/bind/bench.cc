@@ -1,6 +1,7 @@
-// The limit loops, timed: what `windlass bench` holds our figures against.
-#include "bench/loops.h"
+// Times the limit loops, with which `windlass bench` compares our figures.
+#include "bind/bench.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -9,22 +10,24 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/os.h"
 #include "bench/gate.h"
+#include "bench/loops.h"
 #include "bench/rules.h"
-#include "bind/bind.h"
 
 namespace windlass::bind {
 namespace {
 
-[[noreturn]] void wrong(const std::string& why) { throw StatusError{Status(Code::kInvalidArgument, why)}; }
+[[noreturn]] void wrong(const char* why) { throw nb::value_error(why); }
 
 using Seconds = std::vector<double>;  // of every repeat
 
-// Seconds of each of `repeats` runs of work(thread, threads), each started on all threads at once. The last thread that
-// comes to a meeting reads the time for all: one that noticed late could have missed what the others did meanwhile.
+// Seconds of each of `repeats` runs of work(thread, threads), each started on all threads at once. The last thread to
+// reach a meeting reads the time for all: a thread that noticed late could miss what the others did meanwhile.
 template <class Work>
 Seconds each_of(int threads, int repeats, Work work) {
   if (threads < 1 || repeats < 1) wrong("a limit: threads and repeats must be at least 1");
@@ -76,6 +79,13 @@ struct Share {
   }
 };
 
+// A built-in rule by the value of its _core.RuleKind.
+RuleKind rule_of(uint8_t number) {
+  const auto kind = static_cast<RuleKind>(number);
+  if (kind >= RuleKind::kCount || kind == RuleKind::kForeign) wrong("a limit: no such rule");
+  return kind;
+}
+
 Hyper hyper_of(const std::vector<double>& numbers) {
   Hyper hyper;
   if (numbers.size() > limits::kRuleHyperMax) wrong("too many numbers for a rule");
@@ -83,13 +93,13 @@ Hyper hyper_of(const std::vector<double>& numbers) {
   return hyper;
 }
 
-Seconds limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
+Seconds limit_rule(uint8_t rule, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
                    Floats g, size_t row, int threads, int repeats) {
+  const RuleKind kind = rule_of(rule);
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
   const size_t n = w.size(), arrays = layout.vectors + (layout.row_scalars != 0 ? 1u : 0u);
-  if (kind == RuleKind::kForeign || g.size() != n || row == 0 || n % row != 0 || 1024 % row != 0 ||
-      state.size() != arrays)
+  if (g.size() != n || row == 0 || n % row != 0 || 1024 % row != 0 || state.size() != arrays)
     wrong("limit_rule: arrays do not fit the rule");
   float* pointers[limits::kRuleVectorsMax + 1] = {};
   for (size_t v = 0; v < arrays; ++v) {
@@ -102,14 +112,15 @@ Seconds limit_rule(RuleKind kind, const std::vector<double>& numbers, Floats w, 
   });
 }
 
-Seconds limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
+Seconds limit_rule_rows(uint8_t rule, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
                         RowNumbers rows, Table g, int repeats) {
+  const RuleKind kind = rule_of(rule);
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
   const size_t dim = w.shape(1);
-  if (kind == RuleKind::kForeign || g.shape(0) != rows.size() || g.shape(1) != dim ||
-      state.shape(1) < layout.vectors * dim || state.shape(0) < (layout.vectors != 0 ? w.shape(0) : 0) ||
-      heads.shape(0) != w.shape(0) || heads.shape(1) != sizeof(RowHead) + layout.row_scalars * sizeof(float))
+  if (g.shape(0) != rows.size() || g.shape(1) != dim || state.shape(1) < layout.vectors * dim ||
+      state.shape(0) < (layout.vectors != 0 ? w.shape(0) : 0) || heads.shape(0) != w.shape(0) ||
+      heads.shape(1) != sizeof(RowHead) + layout.row_scalars * sizeof(float))
     wrong("limit_rule_rows: arrays do not fit the rule");
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows.data()[i] >= w.shape(0)) wrong("limit_rule_rows: no such row");
@@ -127,12 +138,12 @@ Seconds limit_rule_rows(RuleKind kind, const std::vector<double>& numbers, Table
 
 }  // namespace
 
-void bind_bench(nb::module_& m) {
+void bind_limits(nb::module_& m) {
   m.def(
-      "limit_rule", &limit_rule, nb::arg("kind"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"), nb::arg("g"),
+      "limit_rule", &limit_rule, nb::arg("rule"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"), nb::arg("g"),
       nb::arg("row"), nb::arg("threads"), nb::arg("repeats"),
       "Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.");
-  m.def("limit_rule_rows", &limit_rule_rows, nb::arg("kind"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"),
+  m.def("limit_rule_rows", &limit_rule_rows, nb::arg("rule"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"),
         nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"),
         "The same on rows of plain arrays, by their numbers.");
   m.def(
@@ -204,9 +215,11 @@ void bind_bench(nb::module_& m) {
       nb::arg("table"), nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"));
   m.def(
       "time_gate",
-      [](const SyncNumbers& sync, uint32_t workers, size_t pulls, int repeats) {
+      [](const std::tuple<uint8_t, uint32_t, double>& sync, uint32_t workers, size_t pulls, int repeats) {
+        const auto [kind, number, seconds] = sync;
+        if (kind >= Sync::kKinds) wrong("time_gate: no such policy");
         nb::gil_scoped_release release;
-        GateTimes times = time_gate(to_sync(sync), workers, pulls, repeats);
+        GateTimes times = time_gate({static_cast<Sync::Kind>(kind), number, seconds}, workers, pulls, repeats);
         return std::pair(std::move(times.pull_seconds), std::move(times.asked_seconds));
       },
       nb::arg("sync"), nb::arg("workers"), nb::arg("pulls"), nb::arg("repeats"),
@@ -215,3 +228,9 @@ void bind_bench(nb::module_& m) {
 }
 
 }  // namespace windlass::bind
+
+NB_MODULE(_native, m) {
+  m.doc() = "The limits of windlass bench: plain loops, bare programs at the ends of a socket, and a gate by itself.";
+  windlass::bind::bind_limits(m);
+  windlass::bind::bind_wire_limits(m);
+}

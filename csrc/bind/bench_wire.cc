@@ -1,16 +1,18 @@
-// The bare programs at the ends of a socket: what `windlass bench wire` holds our figures against.
+// Bare programs at both ends of a socket, with which `windlass bench wire` compares our figures.
 #include "bench/wire.h"
 
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <vector>
 
-#include "bind/bind.h"
+#include "bind/bench.h"
 
 namespace windlass::bind {
 namespace {
 
-// The seconds that work(std::vector<double>*) finds, without the GIL.
+// Runs work(std::vector<double>*) without the GIL; returns the seconds it measured.
 template <class Work>
 std::vector<double> timed(Work work) {
   std::vector<double> seconds;
@@ -19,7 +21,7 @@ std::vector<double> timed(Work work) {
     nb::gil_scoped_release release;
     status = work(&seconds);
   }
-  raise_if_error(std::move(status));
+  if (!status.ok()) throw std::runtime_error(status.message());
   return seconds;
 }
 
@@ -28,7 +30,7 @@ using FloatsOut = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 
 }  // namespace
 
-void bind_bench_wire(nb::module_& m) {
+void bind_wire_limits(nb::module_& m) {
   m.def(
       "limit_wire_serve", [](int fd) { timed([&](auto*) { return limit_wire_serve(fd); }); }, nb::arg("fd"),
       "The other end of the limits below, in a process of its own, until the socket is closed.");

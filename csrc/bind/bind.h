@@ -1,4 +1,4 @@
-// What the binding files share. The core never includes a Python header; only this folder does.
+// What the binding files of windlass._core share. The core never includes a Python header; only this folder does.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/os.h"
-#include "client/call.h"
-#include "client/owners.h"
+#include "client/net/owners.h"
+#include "client/op/call.h"
 #include "table/group.h"
 
 namespace windlass::bind {
@@ -22,7 +22,7 @@ namespace nb = nanobind;
 using In = nb::ndarray<nb::ro, nb::device::cpu>;
 using Out = nb::ndarray<nb::device::cpu>;
 
-// A Status on its way to Python; the translator in module.cc makes it the exception of its code.
+// A Status on its way to Python; the translator in module.cc turns it into the exception of its code.
 struct StatusError {
   Status status;
 };
@@ -38,7 +38,7 @@ inline int64_t deadline_in(double seconds) {
   return os::now_ns() + static_cast<int64_t>(std::min(seconds, kSecondsMax) * 1e9);
 }
 
-// Which array of which object: put into words only when something is wrong with it.
+// Which array of which object; only errors put it into words.
 struct Where {
   const char* kind;
   const std::string& name;
@@ -57,10 +57,10 @@ Array to_array(const Where& where, const A& a) {
 Keys to_keys(const Where& where, const In& a);
 
 void init_arrays();  // once, when the module is made
-// A contiguous array of numpy's own, of a type that numpy has, read at once; false when it is anything else.
+// Reads a contiguous numpy array of a native dtype directly; false if the object is anything else.
 bool plain_array(nb::handle object, bool writable, Array* a);
 
-// Any array of the caller's: *kept holds what is not plain. None leaves everything as it is, and gives false.
+// Reads any array of the caller's; *kept holds one that is not plain. None: changes nothing and returns false.
 template <class A>
 bool any_array(const Where& where, nb::handle object, std::optional<A>* kept, Array* a) {
   if (object.is_none()) return false;
@@ -91,7 +91,7 @@ void finish(const Ref<C>& call, int64_t deadline) {
   raise_if_error(std::move(status));
 }
 
-// Starts a call and waits for it, without the GIL from the first to the last.
+// Starts a call and waits for it, all without the GIL.
 template <class C, class F>
 void start_and_finish(Ref<C>* call, int64_t deadline, F f) {
   Status status;
@@ -103,7 +103,7 @@ void start_and_finish(Ref<C>* call, int64_t deadline, F f) {
   raise_if_error(std::move(status));
 }
 
-// The number that a method of the core answers with, which may have to wait for it.
+// Calls a method of the core that returns a number and may have to wait.
 template <class T>
 uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), double timeout) {
   const int64_t deadline = deadline_in(timeout);
@@ -117,7 +117,7 @@ uint64_t ask(T& of, Status (T::*method)(int64_t deadline_ns, uint64_t* out), dou
   return value;
 }
 
-// What a function of the user's returns for each shard.
+// Calls a user's function; returns its result for each shard.
 template <class T>
 nb::list call_function(T& of, const std::string& name, const nb::bytes& arguments, double timeout) {
   const int64_t deadline = deadline_in(timeout);
@@ -134,7 +134,7 @@ nb::list call_function(T& of, const std::string& name, const nb::bytes& argument
   return all;
 }
 
-// The bytes that a query is answered with.
+// Asks a query; returns the bytes of its answer.
 template <class T>
 nb::bytes query(T& of, const nb::bytes& question, double timeout) {
   const int64_t deadline = deadline_in(timeout);
@@ -156,7 +156,7 @@ nb::ndarray<nb::numpy, T> to_numpy(std::vector<T>&& values, std::initializer_lis
   return nb::ndarray<nb::numpy, T>(kept->data(), shape, owner);
 }
 
-// Where a client thinks that a shard is.
+// Where this client believes a shard is: server and term.
 template <class T>
 std::pair<uint32_t, uint32_t> owner_of(T& of, uint32_t shard) {
   if (!of.remote() || shard >= of.owners()->shards())
@@ -166,15 +166,18 @@ std::pair<uint32_t, uint32_t> owner_of(T& of, uint32_t shard) {
   return {at.server, at.term};
 }
 
-// Runs f without the GIL where the request is large enough for others to profit.
+// Begins a request: f gets the deadline until which it may wait, and returns kTimeout if nothing has begun by then. A
+// small request inside the process keeps the GIL for a first try that does not wait: whoever it waits for may need the
+// GIL.
 template <class F>
-void start(size_t bytes, F f) {
+void start(bool remote, size_t bytes, int64_t deadline_ns, F f) {
+  if (!remote && bytes <= limits::kGilBytesMax) {
+    if (Status status = f(int64_t{0}); status.code() != Code::kTimeout) return raise_if_error(std::move(status));
+  }
   Status status;
-  if (bytes <= limits::kGilBytesMax) {
-    status = f();
-  } else {
+  {
     nb::gil_scoped_release release;
-    status = f();
+    status = f(deadline_ns);
   }
   raise_if_error(std::move(status));
 }
@@ -212,8 +215,6 @@ void bind_user_code(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_tensor(nb::module_& m);
 void bind_table(nb::module_& m);
-void bind_bench(nb::module_& m);
-void bind_bench_wire(nb::module_& m);
 void bind_host(nb::module_& m);
 void bind_links(nb::module_& m);
 void bind_control(nb::module_& m);

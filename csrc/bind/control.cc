@@ -1,12 +1,12 @@
-// What the control plane needs of the core: heartbeats, and what a spec says.
+// What the control plane needs of the core: heartbeats, and the contents of a spec.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
-#include "transport/heartbeat.h"
-#include "transport/messages.h"
+#include "messages/heartbeat.h"
+#include "messages/messages.h"
 
 namespace windlass::bind {
 namespace {
@@ -23,7 +23,7 @@ ObjectSpec read_spec(const nb::bytes& bytes) {
   return spec;
 }
 
-// What each shard takes, weights and rule state; a table's take nothing yet.
+// The bytes of each shard, weights and rule state; 0 for a table's, which are empty at first.
 std::vector<uint64_t> shard_bytes(const ObjectSpec& spec) {
   uint32_t shards = 0;
   raise_if_error(spec.shards(&shards));

@@ -8,15 +8,15 @@
 #include <thread>
 
 #include "bind/bind.h"
-#include "client/links.h"
-#include "client/step.h"
-#include "client/table.h"
-#include "client/tensor.h"
+#include "client/net/links.h"
+#include "client/op/step.h"
+#include "client/op/table.h"
+#include "client/op/tensor.h"
 
 namespace windlass::bind {
 namespace {
 
-// What keeps a registered array's memory: the engine, and the block to give back to it.
+// Owns a registered array's memory: keeps the engine alive, and gives the block back to it.
 struct Owner {
   std::shared_ptr<Engine> engine;
   std::byte* block;
@@ -53,20 +53,20 @@ nb::ndarray<nb::numpy> empty(const std::shared_ptr<Engine>& engine, const std::v
   return nb::ndarray<nb::numpy>(block, shape.size(), shape.data(), owner, nullptr, dlpack_of(dtype));
 }
 
-// A line in the log of the process, from a thread without the GIL. Nothing of Python's is kept for it: the last that an
-// engine is needed for may end on a thread of its own, when the interpreter has gone.
+// Writes a line to the log of the process, from a thread without the GIL. Keeps no Python object for that: the last
+// reference to an engine may go on a thread of its own, after the interpreter has ended.
 void log_overdue(const std::string& line) {
   nb::gil_scoped_acquire acquire;
   try {
     nb::module_::import_("logging").attr("getLogger")("windlass").attr("warning")("embedded: %s", line);
   } catch (nb::python_error& error) {
-    // An interrupt is for whoever waits, once that is over.
+    // Pass an interrupt on to the caller that waits.
     if (error.matches(PyExc_KeyboardInterrupt)) return PyErr_SetInterrupt();
     error.discard_as_unraisable("windlass");
   }
 }
 
-// Takes the turn of one shard and keeps it until released: a server that is busy with it, for tests.
+// Takes the turn of one shard and keeps it until released: simulates a busy server, for tests.
 class Hold {
  public:
   Hold(std::shared_ptr<Engine> engine, std::shared_ptr<void> object, Turn* turn) : state_(std::make_shared<State>()) {
@@ -179,7 +179,8 @@ void bind_engine(nb::module_& m) {
           "Whoever waits at a gate inside the process for so long logs for whom, and again after as long.")
       .def(
           "set_user_code", [](Engine& e, std::shared_ptr<UserCode> code) { e.server().set_user_code(std::move(code)); },
-          nb::arg("code"), "Who runs rules and functions of the user's. Before any object is made.")
+          nb::arg("code"), nb::call_guard<nb::gil_scoped_release>(),
+          "Who runs rules and functions of the user's. Before any object is made.")
       .def("empty", &empty, nb::arg("shape"), nb::arg("dtype"), "A registered array, not zeroed.")
       .def(
           "registered",
@@ -219,7 +220,12 @@ void bind_engine(nb::module_& m) {
   nb::class_<Session>(m, "Session", "One worker on an engine.")
       .def(nb::new_([](std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size) {
              std::shared_ptr<Session> session;
-             raise_if_error(Session::open(std::move(engine), rank, world_size, &session));
+             Status status;
+             {
+               nb::gil_scoped_release release;  // whoever makes an object may be waiting for a function of Python's
+               status = Session::open(std::move(engine), rank, world_size, &session);
+             }
+             raise_if_error(std::move(status));
              return session;
            }),
            nb::arg("engine"), nb::arg("rank"), nb::arg("world_size"))

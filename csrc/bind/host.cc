@@ -9,12 +9,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
-#include "server/arrival.h"
+#include "server/move/arrival.h"
 
 namespace windlass::bind {
 namespace {
 
-// Bytes where they lie, good until more are asked for.
+// Bytes in place, valid until the next call.
 nb::object view_of(const std::byte* data, size_t bytes) {
   auto* const at = const_cast<char*>(reinterpret_cast<const char*>(data));
   return nb::steal(PyMemoryView_FromMemory(at, static_cast<Py_ssize_t>(bytes), PyBUF_READ));
@@ -63,6 +63,15 @@ std::pair<uint32_t, uint32_t> whereabouts(Host& host, uint32_t object, uint32_t 
   return there->whereabouts(shard);
 }
 
+std::pair<Map, ObjectSpec> read_object(const nb::bytes& map_and_spec) {
+  const std::string text(map_and_spec.c_str(), map_and_spec.size());
+  std::pair<Map, ObjectSpec> object;
+  wire::Reader reader(text);
+  raise_if_error(decode(&reader, &object.first));
+  raise_if_error(decode(&reader, &object.second));
+  return object;
+}
+
 void bind_moves(nb::module_& m) {
   nb::class_<Departure>(m, "Departure", "A shard that leaves for another server.")
       .def("next", &next_chunk, nb::sig("def next(self) -> tuple[memoryview, memoryview] | None"),
@@ -96,7 +105,7 @@ void bind_host(nb::module_& m) {
   bind_moves(m);
   nb::class_<Host>(m, "Host", "The native part of a server process.")
       .def(nb::init<int, uint64_t, uint64_t, uint64_t>(), nb::arg("threads"), nb::arg("memory_bytes_max"),
-           nb::arg("arena_bytes_max"), nb::arg("staging_bytes_max") = limits::kRoundsBytesMax)
+           nb::arg("arena_bytes_max"), nb::arg("staging_bytes_max") = limits::kStagingBytesMax)
       .def(
           "adopt",
           [](Host& host, int fd, const std::string& peer, const nb::bytes& session_key) {
@@ -120,14 +129,18 @@ void bind_host(nb::module_& m) {
            "Who runs rules and functions of the user's. Before the first connection.")
       .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), "Clients of another cluster are refused.")
       .def(
+          "know_object",
+          [](Host& host, const nb::bytes& map_and_spec) {
+            const auto [map, spec] = read_object(map_and_spec);
+            host.know_object(spec, map);
+          },
+          nb::arg("map_and_spec"), "The scheduler's word on an object: clients may attach it from now on.")
+      .def("forget_object", &Host::forget_object, nb::arg("object"), nb::call_guard<nb::gil_scoped_release>(),
+           "Likewise: it could not be made everywhere, and is no more.")
+      .def(
           "attach",
           [](Host& host, const nb::bytes& map_and_spec) {
-            const std::string text(map_and_spec.c_str(), map_and_spec.size());
-            Map map;
-            ObjectSpec spec;
-            wire::Reader reader(text);
-            raise_if_error(decode(&reader, &map));
-            raise_if_error(decode(&reader, &spec));
+            const auto [map, spec] = read_object(map_and_spec);
             Status status;
             {
               nb::gil_scoped_release release;
@@ -160,7 +173,7 @@ void bind_host(nb::module_& m) {
           "set_view",
           [](Host& host, const std::string& app, uint64_t number,
              const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers, const std::vector<uint32_t>& waited) {
-            std::vector<Crowd::Member> members;
+            std::vector<Workers::Member> members;
             for (const auto& [rank, incarnation, starts] : workers) members.push_back({rank, incarnation, starts});
             nb::gil_scoped_release release;
             host.set_view(app, number, members, waited);
@@ -201,7 +214,7 @@ void bind_host(nb::module_& m) {
           "Requests, bytes received and bytes sent, since the start.")
       .def_prop_ro("incarnation", &Host::incarnation)
       .def_prop_ro("lanes", &Host::connections)
-      .def_prop_ro("sessions", &Host::guests)
+      .def_prop_ro("sessions", &Host::clients)
       .def_prop_ro("memory_bytes", [](Host& host) { return host.server().memory_bytes(); });
 }
 

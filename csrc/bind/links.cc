@@ -1,4 +1,4 @@
-#include "client/links.h"
+#include "client/net/links.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -13,12 +13,21 @@
 namespace windlass::bind {
 namespace {
 
-// A function of Python's, called without the GIL and let go of wherever the links end.
+// A Python function that is called from threads without the GIL, and released on whichever thread the links end.
 Links::Catalogue catalogue_of(const nb::callable& ask) {
   const std::shared_ptr<nb::callable> kept(new nb::callable(ask), [](nb::callable* callable) {
-    if (!nb::is_alive()) return;  // the interpreter has ended, and the object with it
-    nb::gil_scoped_acquire acquire;
-    delete callable;
+    if (!nb::is_alive()) return;  // the interpreter has ended, and with it the object
+    if (PyGILState_Check() != 0) {
+      delete callable;
+      return;
+    }
+    // Who asks for the GIL while the interpreter ends is unwound where it stands, and that would end the process.
+    (void)Py_AddPendingCall(
+        [](void* p) {
+          delete static_cast<nb::callable*>(p);
+          return 0;
+        },
+        callable);
   });
   return
       [kept](wire::Op op, const std::string& body, int64_t deadline_ns, std::vector<std::string>* answers) -> Status {

@@ -1,4 +1,5 @@
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "base/crc32c.h"
@@ -12,13 +13,26 @@ namespace {
 // Exception classes by code; windlass/_errors.py hands them over when it is imported and keeps them alive.
 nb::handle g_errors;
 
+// Tells the exception that is being raised which shards refused the push; windlass/_errors.py makes not_applied of it.
+void add_refused(const std::vector<windlass::Refused>& all) {
+  nb::python_error raised;
+  nb::list list;
+  const auto bytes = [](const auto& numbers) { return nb::bytes(numbers.data(), numbers.size() * sizeof(numbers[0])); };
+  for (const windlass::Refused& r : all)
+    list.append(nb::make_tuple(r.object, r.is_table, r.request, bytes(r.shards), bytes(r.places), bytes(r.keys)));
+  nb::setattr(raised.value(), "_refused", list);
+  raised.restore();
+}
+
 void translate(const std::exception_ptr& p, void*) {
   try {
     std::rethrow_exception(p);
   } catch (const windlass::bind::StatusError& e) {
     const auto code = static_cast<Py_ssize_t>(e.status.code());
     PyObject* type = g_errors.is_valid() ? PyList_GetItem(g_errors.ptr(), code) : PyExc_RuntimeError;
-    PyErr_SetString(type != nullptr ? type : PyExc_RuntimeError, e.status.message().c_str());
+    if (type == nullptr) type = PyExc_RuntimeError;
+    PyErr_SetString(type, e.status.message().c_str());
+    if (!e.status.refused().empty()) add_refused(e.status.refused());
   }
 }
 
@@ -48,6 +62,4 @@ NB_MODULE(_core, m) {
   windlass::bind::bind_links(m);
   windlass::bind::bind_control(m);
   windlass::bind::bind_session(m);
-  windlass::bind::bind_bench(m);
-  windlass::bind::bind_bench_wire(m);
 }

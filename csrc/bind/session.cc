@@ -1,4 +1,4 @@
-// The session logic, for the simulator: it runs the very code that ships.
+// The session logic, for the simulator: it runs the code that ships.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -7,7 +7,7 @@
 #include "bind/bind.h"
 #include "session/outbox.h"
 #include "session/record.h"
-#include "sync/crowd.h"
+#include "sync/workers.h"
 
 namespace windlass::bind {
 namespace {
@@ -16,9 +16,9 @@ std::optional<uint64_t> value_of(const uint64_t* what) {
   return what == nullptr ? std::nullopt : std::optional<uint64_t>(*what);
 }
 
-using Workers = std::vector<std::tuple<uint32_t, uint64_t>>;  // ranks and clocks
+using RanksAndClocks = std::vector<std::tuple<uint32_t, uint64_t>>;  // ranks and clocks
 
-View view_of(const Workers& workers) {
+View view_of(const RanksAndClocks& workers) {
   View view{.known = true, .workers = {}};
   for (const auto& [rank, clock] : workers) view.workers.push_back({rank, clock});
   return view;
@@ -33,7 +33,7 @@ void bind_gates(nb::module_& m) {
           },
           nb::arg("kind"), nb::arg("number") = 0)
       .def(
-          "set_view", [](Gate& gate, const Workers& workers) { gate.set_view(view_of(workers), 0); },
+          "set_view", [](Gate& gate, const RanksAndClocks& workers) { gate.set_view(view_of(workers), 0); },
           nb::arg("workers"), "Who is waited for: ranks, ascending, and the least clock of each.")
       .def(
           "close", [](Gate& gate, uint32_t rank, uint64_t clock) { return gate.close(rank, clock, 1, 0); },
@@ -48,29 +48,29 @@ void bind_gates(nb::module_& m) {
       .def("advance", &Gate::advance, nb::arg("made"))
       .def_prop_ro("made", &Gate::made)
       .def_prop_ro("highest", &Gate::highest);
-  nb::class_<Crowd>(m, "Crowd", "The workers of an app as a server knows them.")
+  nb::class_<Workers>(m, "Workers", "The workers of an app as a server knows them.")
       .def(nb::init<std::string>(), nb::arg("app"))
       .def(
           "set_view",
-          [](Crowd& crowd, uint64_t number, const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers,
+          [](Workers& self, uint64_t number, const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers,
              const std::vector<uint32_t>& waited) {
-            std::vector<Crowd::Member> members;
+            std::vector<Workers::Member> members;
             for (const auto& [rank, incarnation, starts] : workers) members.push_back({rank, incarnation, starts});
-            return crowd.set_view(number, members, waited);
+            return self.set_view(number, members, waited);
           },
           nb::arg("number"), nb::arg("workers"), nb::arg("waited"))
-      .def("enter", &Crowd::enter, nb::arg("rank"), nb::arg("incarnation"), nb::arg("clock"))
+      .def("enter", &Workers::enter, nb::arg("rank"), nb::arg("incarnation"), nb::arg("clock"))
       .def(
           "view",
-          [](const Crowd& crowd) {
-            Workers workers;
-            for (const View::Worker& w : crowd.view(0).workers) workers.emplace_back(w.rank, w.clock);
-            return workers;
+          [](const Workers& self) {
+            RanksAndClocks found;
+            for (const View::Worker& w : self.view(0).workers) found.emplace_back(w.rank, w.clock);
+            return found;
           },
           "Ranks and clocks of who is waited for.")
-      .def("waits_for", &Crowd::waits_for, nb::arg("rank"))
-      .def("starts", &Crowd::starts, nb::arg("rank"))
-      .def("given_up", &Crowd::given_up, nb::arg("incarnation"));
+      .def("waits_for", &Workers::waits_for, nb::arg("rank"))
+      .def("starts", &Workers::starts, nb::arg("rank"))
+      .def("given_up", &Workers::given_up, nb::arg("incarnation"));
 }
 
 }  // namespace

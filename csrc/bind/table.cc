@@ -1,4 +1,4 @@
-#include "client/table.h"
+#include "client/op/table.h"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -6,9 +6,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
-#include "client/step.h"
+#include "client/op/step.h"
 
 namespace windlass::bind {
 namespace {
@@ -19,6 +20,14 @@ struct Prepared {
   std::optional<In> kept_in;
   std::optional<Out> kept_out;
   size_t bytes = 0;
+  std::vector<uint32_t> only;
+
+  // Leaves out all other shards; None: none.
+  void keep(nb::handle shards) {
+    if (shards.is_none()) return;
+    only = nb::cast<std::vector<uint32_t>>(shards);
+    request.only = &only;
+  }
 };
 
 void prepare(TableClient& t, Prepared* p, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
@@ -44,25 +53,26 @@ void call_now(TableClient& t, const In& keys, nb::handle grads, nb::handle out, 
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, weight, create);
   Ref<TableCall> call;
-  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
+  start(t.remote(), p.bytes, deadline, [&](int64_t until) { return t.start(p.request, How::kWait, &call, until); });
   finish(call, deadline);
 }
 
 std::unique_ptr<Future> call_later(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
-                                   double weight, bool create, double timeout) {
+                                   double weight, bool create, double timeout, nb::handle only) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, keys, grads, out, hyper, weight, create);
+  p.keep(only);
   Ref<TableCall> call;
-  const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
-  start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
+  start(t.remote(), p.bytes, deadline, [&](int64_t until) { return t.start(p.request, How::kFuture, &call, until); });
   return std::make_unique<Future>(call);
 }
 
 void add_to_step(std::shared_ptr<TableClient> t, StepClient& step, const In& keys, nb::handle grads, nb::handle out,
-                 nb::handle hyper, double weight, bool create) {
+                 nb::handle hyper, double weight, bool create, nb::handle only) {
   Prepared p;
   prepare(*t, &p, keys, grads, out, hyper, weight, create);
+  p.keep(only);
   raise_if_error(step.add(std::move(t), p.request));
 }
 
@@ -73,12 +83,13 @@ uint64_t erase(TableClient& t, const In& keys, const nb::bytes& where, double ti
   request.erase = true;
   request.where.assign(where.c_str(), where.size());
   Ref<TableCall> call;
-  start(t.remote() ? SIZE_MAX : request.keys.n * 64, [&] { return t.start(request, How::kWait, &call, deadline); });
+  start(t.remote(), request.keys.n * 64, deadline,
+        [&](int64_t until) { return t.start(request, How::kWait, &call, until); });
   finish(call, deadline);
   return call->erased();
 }
 
-// Walks a table in chunks.
+// Iterates over a table in chunks.
 class Export {
  public:
   Export(std::shared_ptr<TableClient> table, const nb::bytes& where, bool keys_only)
@@ -149,9 +160,10 @@ void bind_table(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"), "The same as a future.")
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
+           nb::arg("only").none() = nb::none(), "The same as a future; `only`: shards, all others are left out.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"),
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("only").none() = nb::none(),
            "The same as part of a step; out must outlive it.")
       .def("call", &call_function<TableClient>, nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
            nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),

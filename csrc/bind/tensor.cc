@@ -1,4 +1,4 @@
-#include "client/tensor.h"
+#include "client/op/tensor.h"
 
 #include <bit>
 #include <cstring>
@@ -12,7 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
-#include "client/step.h"
+#include "client/op/step.h"
 #include "tensor/planes.h"
 
 namespace windlass::bind {
@@ -44,6 +44,14 @@ struct Prepared {
   std::optional<In> kept_in;
   std::optional<Out> kept_out;
   size_t bytes = 0;
+  std::vector<uint32_t> only;
+
+  // Leaves out all other shards; None: none.
+  void keep(nb::handle shards) {
+    if (shards.is_none()) return;
+    only = nb::cast<std::vector<uint32_t>>(shards);
+    request.only = &only;
+  }
 };
 
 // Fills `p`, whose request points into it.
@@ -71,34 +79,35 @@ void call_now(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows,
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper, weight);
   Ref<TensorCall> call;
-  const auto begin = [&] { return t.start(p.request, How::kWait, &call, deadline); };
-  if (t.remote()) return start_and_finish(&call, deadline, begin);
-  start(p.bytes, begin);
+  const auto begin = [&](int64_t until) { return t.start(p.request, How::kWait, &call, until); };
+  if (t.remote()) return start_and_finish(&call, deadline, [&] { return begin(deadline); });
+  start(false, p.bytes, deadline, begin);
   finish(call, deadline);
 }
 
 std::unique_ptr<Future> call_later(TensorClient& t, nb::handle grad, nb::handle out, nb::handle rows, nb::handle hyper,
-                                   double weight, double timeout, uint8_t priority) {
+                                   double weight, double timeout, uint8_t priority, nb::handle only) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
   prepare(t, &p, grad, out, rows, hyper, weight, priority);
+  p.keep(only);
   Ref<TensorCall> call;
-  const bool may_wait = t.remote() || t.session().engine().would_wait(p.bytes);
-  start(may_wait ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kFuture, &call, deadline); });
+  start(t.remote(), p.bytes, deadline, [&](int64_t until) { return t.start(p.request, How::kFuture, &call, until); });
   return std::make_unique<Future>(call);
 }
 
 void add_to_step(std::shared_ptr<TensorClient> t, StepClient& step, nb::handle grad, nb::handle out, nb::handle rows,
-                 nb::handle hyper, double weight) {
+                 nb::handle hyper, double weight, nb::handle only) {
   Prepared p;
   prepare(*t, &p, grad, out, rows, hyper, weight);
+  p.keep(only);
   raise_if_error(step.add(std::move(t), p.request));
 }
 
-// Adds whole tensors from `from` on, up to the first that is not plain, or whose arrays are not; returns where that is.
-// `tensors` are windlass.Tensor, of `cluster`; lists are empty where there is no such array.
+// Adds whole tensors from `from` on, up to the first that is not plain or has arrays that are not; returns its index.
+// `tensors` are windlass.Tensor of `cluster`; a list is empty if there are no such arrays.
 size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list grads, nb::list outs, size_t from) {
-  // Names that are made once: an attribute is asked for thousands of times a second.
+  // Interned once: attributes are read thousands of times a second.
   static PyObject* const kCluster = PyUnicode_InternFromString("_cluster");
   static PyObject* const kRows = PyUnicode_InternFromString("_rows");
   static PyObject* const kHyper = PyUnicode_InternFromString("_hyper");
@@ -136,7 +145,7 @@ size_t add_many(StepClient& step, nb::handle cluster, nb::list tensors, nb::list
   return from;
 }
 
-// Versions are bytes in Python, eight per shard: a value, which may live longer than the interpreter's modules.
+// Versions are bytes in Python, eight per shard: a plain value, which may outlive the interpreter's modules.
 std::pair<nb::bytes, bool> pull_newer(TensorClient& t, nb::handle out, nb::handle rows,
                                       const std::optional<nb::bytes>& newer_than, double timeout) {
   const int64_t deadline = deadline_in(timeout);
@@ -155,14 +164,14 @@ std::pair<nb::bytes, bool> pull_newer(TensorClient& t, nb::handle out, nb::handl
     p.request.newer_than = &since;
   }
   Ref<TensorCall> call;
-  start(t.remote() ? SIZE_MAX : p.bytes, [&] { return t.start(p.request, How::kWait, &call, deadline); });
+  start(t.remote(), p.bytes, deadline, [&](int64_t until) { return t.start(p.request, How::kWait, &call, until); });
   finish(call, deadline);
   const Versions& seen = call->versions();
   return {nb::bytes(seen.data(), seen.size() * sizeof(seen[0])), call->changed()};
 }
 
-// Whole arrays by the order of tensor/planes.h, None where one is left out, and a count of updates per shard. `kept`
-// holds what is not plain.
+// Whole arrays in the order of tensor/planes.h, None for one that is left out, and a count of updates per shard. `kept`
+// holds arrays that are not plain.
 template <class A>
 PlaneArrays to_planes(TensorClient& t, nb::list arrays, nb::handle counts, std::vector<std::optional<A>>* kept) {
   const auto wrong = [&](const std::string& why) {
@@ -205,7 +214,7 @@ void with_planes(TensorClient& t, nb::list arrays, nb::handle counts, double tim
   raise_if_error(std::move(status));
 }
 
-// Walks the numbers of rows in chunks.
+// Iterates over the row numbers in chunks.
 class TensorKeys {
  public:
   TensorKeys(std::shared_ptr<TensorClient> tensor, const nb::bytes& where)
@@ -230,7 +239,7 @@ class TensorKeys {
   ScanCursor cursor_;
 };
 
-// `number` is an int where the tensor is int64, else a float.
+// `number` is an int if the tensor is int64, else a float.
 nb::object vector(TensorClient& t, VectorOp op, TensorClient* other, nb::handle number, double timeout) {
   const int64_t deadline = deadline_in(timeout);
   const bool whole = t.spec().dtype == Dtype::kInt64;
@@ -284,9 +293,9 @@ void bind_tensor(nb::module_& m) {
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"), nb::arg("priority") = 0,
-           "The same as a future.")
+           nb::arg("only").none() = nb::none(), "The same as a future; `only`: shards, all others are left out.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("grad").none(), nb::arg("out").none(),
-           nb::arg("rows").none(), nb::arg("hyper").none(), nb::arg("weight"),
+           nb::arg("rows").none(), nb::arg("hyper").none(), nb::arg("weight"), nb::arg("only").none() = nb::none(),
            "The same as part of a step; out must outlive it.")
       .def("pull_newer", &pull_newer, nb::arg("out"), nb::arg("rows").none(), nb::arg("newer_than").none(),
            nb::arg("timeout"), "The versions of its shards that it saw, as bytes, and whether any was newer.")

@@ -11,7 +11,7 @@
 namespace windlass::bind {
 namespace {
 
-// Functions need the GIL: who waits for them lets go of it.
+// Functions need the GIL: a thread that waits for them releases it.
 class PythonCode final : public UserCode {
  public:
   using UserCode::UserCode;
@@ -28,7 +28,7 @@ using Call = UserCode::Call;
 using Floats = nb::ndarray<nb::numpy, float>;
 using Counts = nb::ndarray<nb::numpy, uint32_t>;
 
-// An array of the call's, which stays as long as somebody has it.
+// An array of the call, which keeps the call alive.
 template <class A, class T>
 A array_of(const UserCode::Ref& call, T* data, std::vector<size_t> shape) {
   auto* const owner = new UserCode::Ref(call);

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "base/test.h"
-#include "client/engine.h"
-#include "client/table.h"
-#include "client/tensor.h"
+#include "client/op/table.h"
+#include "client/op/tensor.h"
+#include "client/session.h"
 
 namespace windlass::test {
 
@@ -34,7 +34,7 @@ Array array_of(T* data, std::initializer_list<uint64_t> shape) {
 template <class Client, class Request>
 Status now(Client& client, const Request& request, int64_t deadline_ns = soon()) {
   Ref<std::conditional_t<std::is_same_v<Client, TensorClient>, TensorCall, TableCall>> call;
-  WL_RETURN_IF_ERROR(client.start(request, How::kWait, &call));
+  WL_RETURN_IF_ERROR(client.start(request, How::kWait, &call, deadline_ns));
   return call->finish(deadline_ns);
 }
 

@@ -1,5 +1,5 @@
 // Engines, sessions and clocks: who may do what, and when it ends.
-#include "client/engine.h"
+#include "client/session.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

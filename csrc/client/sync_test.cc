@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "client/client_test.h"
-#include "client/relay_test.h"
-#include "client/step.h"
+#include "client/net/relay_test.h"
+#include "client/op/step.h"
 
 namespace windlass {
 namespace {

@@ -8,7 +8,7 @@
 #include <map>
 #include <thread>
 
-#include "client/relay_test.h"
+#include "client/net/relay_test.h"
 
 namespace windlass::test {
 

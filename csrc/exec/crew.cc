@@ -2,6 +2,7 @@
 
 #include "base/limits.h"
 #include "base/os.h"
+#include "base/thread.h"
 
 namespace windlass {
 
@@ -15,10 +16,13 @@ size_t Crew::number() { return t_number; }
 
 Crew::Crew(int threads) {
   for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([list = list_, i] {
+    std::thread thread;
+    const auto run = [list = list_, i] {
       t_number = static_cast<size_t>(i) + 1;
       list->run();
-    });
+    };
+    if (!start_thread(run, &thread)) return;  // those that are there do all of the work
+    threads_.push_back(std::move(thread));
   }
 }
 
@@ -34,6 +38,7 @@ Crew::~Crew() {
 }
 
 void Crew::post(Ref<Counted> alive, CrewTask* task, size_t most) {
+  if (threads_.empty()) return task->help();
   {
     std::lock_guard lock(list_->mutex);
     list_->posted.push_back({std::move(alive), task});
@@ -43,7 +48,7 @@ void Crew::post(Ref<Counted> alive, CrewTask* task, size_t most) {
   for (size_t i = 0; i < most; ++i) list_->wake.notify_one();
 }
 
-// The next large request often follows at once.
+// Spins for a moment: the next large request often follows at once.
 void Crew::List::spin() {
   static const bool may_spin = os::cores() > 1;
   if (!may_spin || spinning.exchange(true, std::memory_order_acq_rel)) return;

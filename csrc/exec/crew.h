@@ -1,8 +1,7 @@
-// Crew: a server's threads. They take the parts of a large request from a common list, and run requests that nobody
-// waits for.
+// Crew: a server's threads. They help with large requests and run those that nobody waits for, both from a common list.
 //
-// Thread safety: every method from any thread, the destructor too: a request may hold the last reference to its
-// server, and the thread that finishes it then ends the crew it belongs to.
+// Thread safety: every method from any thread, the destructor too: a request may hold the last reference to its server,
+// and the thread that finishes it then destroys its own crew.
 #pragma once
 
 #include <atomic>
@@ -20,20 +19,21 @@ namespace windlass {
 
 class Crew {
  public:
+  // Has fewer threads if there are no more to be had; without any, callers do the work of what they post.
   explicit Crew(int threads);
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
   ~Crew();  // finishes what was posted
 
-  // Of the thread that asks: 1 and up in a crew, 0 for all others.
+  // The number of the calling thread: 1 and up in a crew, 0 for all others.
   static size_t number();
   size_t size() const { return threads_.size(); }
 
-  // Wakes at most so many threads for it; `alive` keeps it.
+  // Adds a task and wakes at most `most` threads for it. `alive` keeps the task alive.
   void post(Ref<Counted> alive, CrewTask* task, size_t most = ~size_t{0});
 
  private:
-  // What the threads share; each keeps it alive for itself.
+  // What the threads share; each holds a reference of its own.
   struct List {
     void run();
     void spin();
@@ -46,7 +46,7 @@ class Crew {
     };
     std::deque<Posted> posted;
     bool stop = false;
-    std::atomic<size_t> waiting{0};     // posted.size(), for who spins
+    std::atomic<size_t> waiting{0};     // posted.size(), for the spinning thread
     std::atomic<bool> spinning{false};  // one thread at most: a wake-up costs more than a short spin
   };
 

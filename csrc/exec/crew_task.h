@@ -5,7 +5,7 @@ namespace windlass {
 
 class CrewTask {
  public:
-  // Works on it until there is nothing left to start. From any thread.
+  // Works on the task until there is nothing left to start. From any thread.
   virtual void help() = 0;
 
  protected:

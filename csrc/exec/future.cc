@@ -21,7 +21,11 @@ bool Future::stay_open() {
 
 void Future::end(const Status& status) {
   if (!status.ok()) fail(status);
-  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+  end_well(1);
+}
+
+void Future::end_well(uint32_t parts) {
+  if (parts != 0 && unfinished_.fetch_sub(parts, std::memory_order_acq_rel) == parts) {
     complete();
     release();
   }
@@ -46,7 +50,7 @@ Status Future::status() const {
 }
 
 bool Future::wait_until(int64_t deadline_ns) {
-  // Other threads are usually nearly there, and a wake-up costs more than a short spin.
+  // Other threads are usually nearly done, and a wake-up costs more than a short spin.
   static const bool may_spin = os::cores() > 1;
   if (may_spin && !done()) {
     const int64_t spin_end = os::now_ns() + limits::kSpinNs;

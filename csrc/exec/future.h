@@ -3,7 +3,7 @@
 //
 //     expect(3)   end()  end(error)  end()   ->   finished()   done()   over()
 //
-// Whoever does the parts keeps a reference meanwhile (retained by expect(), released by the last end()).
+// Unfinished parts hold one reference together (retained by expect(), released by the last end()).
 //
 // Thread safety: every public method from any thread. Memory: alive while a Ref or an unfinished part exists.
 #pragma once
@@ -20,19 +20,20 @@ namespace windlass {
 class Future : public Counted {
  public:
   bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
-  // Waits until done or until the monotonic time, and helps where that is possible; true when done.
+  // Waits until done or until this monotonic time, and helps with the work where possible. True when done.
   virtual bool wait_until(int64_t deadline_ns);
-  bool sleep_until(int64_t deadline_ns);  // the same, without any help and without spinning
+  bool sleep_until(int64_t deadline_ns);  // the same, without helping or spinning
   Status status() const;                  // of a future that is done
 
-  // Not done before one more end(), whatever ends meanwhile; false when it is done already.
+  // Keeps the future open until one more end(). False when all parts have ended already.
   bool stay_open();
 
-  // So many parts will end. Without any it is done at once.
+  // Announces how many parts will end. With none, the future is done at once.
   void expect(uint32_t parts);
-  // One part has ended.
+  // end(): one part has ended. end_well(): this many have, without errors.
   void end(const Status& status);
-  void fail(const Status& status);  // the same error, while its part goes on
+  void end_well(uint32_t parts);
+  void fail(const Status& status);  // reports an error while its part goes on
 
  protected:
   Future() = default;

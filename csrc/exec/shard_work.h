@@ -12,10 +12,11 @@
 //
 // In each case parts of one caller reach a shard in the order the requests were begun.
 //
-// A part may stop at a gate: run() then returns kStopped, and whoever opens the gate ends it, with end_stopped().
+// A part may stop at a gate: run() calls stop() before other threads can find the waiting part, and returns kStopped.
+// Whoever opens the gate ends the part with end_stopped(), perhaps before run() has returned.
 //
-// Thread safety: every public method from any thread. Memory: a member of its future, which lives until the last part
-// has ended.
+// Thread safety: one thread begins it; then every public method from any thread. Memory: a member of its future, which
+// lives until the last part has ended.
 #pragma once
 
 #include <atomic>
@@ -44,16 +45,17 @@ class ShardWork : public CrewTask {
   // Runs or drains parts until none is left to start.
   void help() override;
 
-  // Makes sure that no part touches the caller's arrays any more: parts not yet begun never will be, those under way
-  // are waited for. For a caller who gives up and owns the memory.
+  // Ensures that no part touches the caller's arrays any more: cancels parts not yet begun and waits for those under
+  // way. For a caller that gives up and owns the memory.
   void cancel();
-  // The same for work that must be done all the same: parts not yet begun copy their input first (keep()).
+  // The same for work that must still be done: parts not yet begun copy their input first (keep()).
   void let_go();
-  // Takes back parts that nobody has begun; true when those were all, *any when there were some.
+  // Cancels parts that nobody has begun or that can leave their gate. True when those were all; *any when there were
+  // some.
   bool cancel_queued(bool* any);
 
   bool is_stopped(uint32_t part) const { return part_[part].state.load(std::memory_order_acquire) == kStoppedAtGate; }
-  // A part that had stopped has ended, at the shard's turn.
+  // Ends a part that had stopped; called with the shard's turn or soon after it.
   void end_stopped(uint32_t part, const Status& status);
 
  protected:
@@ -64,18 +66,21 @@ class ShardWork : public CrewTask {
 
   void set_parts(uint32_t n);
   uint32_t parts() const { return n_; }
+  // Called first within run(): from now on other threads can end the part.
+  void stop(uint32_t part) { part_[part].state.store(kStoppedAtGate, std::memory_order_release); }
   void set_kept(uint32_t part) { part_[part].kept = true; }  // before it begins: its input has been copied
 
   virtual Turn& turn(uint32_t part) = 0;
-  // With the turn held. `kept`: keep() has copied the part's input.
+  // With the turn held. `kept`: keep() has copied the part's input. After kStopped the work may be gone.
   virtual Ran run(uint32_t part, bool kept, Status* status) = 0;
-  virtual void skip(uint32_t) {}  // instead, of a part that was taken back before its turn came
+  virtual void skip(uint32_t) {}  // called instead for a part that was cancelled before its turn
   virtual void keep(uint32_t) {}  // copies the part's input, for begin_kept() and let_go()
-  // Of a part that has stopped. Takes the turn: takes the part back, or returns false when it has ended by now, or what
-  // it does has been done already.
+  // For a part that has stopped: takes the shard's turn and withdraws the part. False when the part has ended by now,
+  // or has already taken effect.
   virtual bool leave_gate(uint32_t) { return false; }
-  // Takes the turn: it goes on without the caller's arrays, and has copied what it needs of them.
-  virtual void detach(uint32_t) {}
+  // Likewise takes the turn: the part copies what it needs of the caller's arrays and goes on without them. False: it
+  // no longer waits, and whoever ran it is about to end it.
+  virtual bool detach(uint32_t) { return true; }
 
  private:
   enum State : uint8_t { kQueued, kKeeping, kRunning, kStoppedAtGate, kOver, kCancelled };
@@ -89,10 +94,13 @@ class ShardWork : public CrewTask {
   };
 
   void run_part(Part& part);
+  bool run_in_turn(Part& part);
+  void start_all();
   bool cancel_stopped(uint32_t i);
   void detach_stopped(uint32_t i);
-  void wait_while_running(const Part& part);
+  void wait_while(State state, const Part& part);
   void run_or_keep(uint32_t i);
+  void leave(uint32_t i, Turn& turn);
   void share(bool shared, const Crew* crew);
 
   Future& future_;
@@ -102,8 +110,8 @@ class ShardWork : public CrewTask {
   uint32_t n_ = 0;
   enum Mode : uint8_t { kRun, kRunOrKeep, kDrain } mode_ = kRun;
   bool shared_ = false;                 // several threads may help at once
-  std::atomic<bool> helped_{false};     // one has begun to
-  std::atomic<uint32_t> borrowing_{0};  // parts that still want the caller's arrays, for begin_kept()
+  std::atomic<bool> helped_{false};     // a thread has begun to help
+  std::atomic<uint32_t> borrowing_{0};  // parts that still use the caller's arrays, where begin_kept() has helpers
   Shares shares_;                       // of parts that nobody has started
 };
 

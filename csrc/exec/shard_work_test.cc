@@ -88,6 +88,7 @@ TEST(cancelled_parts_never_run_and_the_work_still_ends) {
 
 TEST(cancel_waits_for_a_part_that_is_under_way) {
   const Turns turns(1);
+  CHECK(turns[0].try_take());
   std::atomic<bool> running{false}, over{false};
   const Ref<Counting> work(new Counting(turns));
   work->on_run = [&](uint32_t) {
@@ -96,7 +97,8 @@ TEST(cancel_waits_for_a_part_that_is_under_way) {
     over = true;
     return Status();
   };
-  std::thread other([&] { work->begin(nullptr); });
+  work->begin(nullptr);
+  std::thread other([&] { turns[0].release(); });
   while (!running) std::this_thread::yield();
   work->cancel();
   CHECK(over);
@@ -149,6 +151,77 @@ TEST(work_lives_until_its_last_part_though_nobody_else_holds_it) {
     for (int i = 0; i < 20; ++i) Ref<Watched>(new Watched(turns))->begin_later(&crew, false);
   }  // finishes what was posted
   CHECK_EQ(alive.load(), 0);
+}
+
+// Work whose parts stop, as at a gate.
+class Stopping final : public Future, public ShardWork {
+ public:
+  explicit Stopping(const Turns& turns) : ShardWork(static_cast<Future&>(*this)), turns_(turns) {
+    set_parts(static_cast<uint32_t>(turns.size()));
+  }
+  using ShardWork::is_stopped;
+  bool ends_at_once = false;              // somebody else ends it, at the same turn
+  std::atomic<bool> is_delivered{false};  // it has run again, and ends soon
+  std::atomic<int> detached{0};
+
+ protected:
+  Turn& turn(uint32_t part) override { return turns_[part]; }
+  Ran run(uint32_t part, bool, Status*) override {
+    stop(part);
+    if (ends_at_once) end_stopped(part, {});
+    return Ran::kStopped;
+  }
+  bool detach(uint32_t) override {
+    ++detached;
+    return !is_delivered;
+  }
+
+ private:
+  const Turns turns_;
+};
+
+TEST(a_part_that_stops_may_end_before_its_run_returns) {
+  const Turns turns(2);
+  const Ref<Stopping> work(new Stopping(turns));
+  work->ends_at_once = true;
+  work->begin(nullptr);
+  CHECK(work->done());
+  CHECK(!work->is_stopped(0) && !work->is_stopped(1));
+  work->let_go();
+  CHECK_EQ(work->detached.load(), 0);
+}
+
+TEST(work_may_be_gone_when_a_part_of_it_has_stopped) {
+  const Turns turns(1);
+  CHECK(turns[0].try_take());
+  {
+    const Ref<Stopping> work(new Stopping(turns));
+    work->ends_at_once = true;
+    work->begin(nullptr);
+  }
+  turns[0].release();  // the last that is done with it; ASan looks
+}
+
+// A ticket has run and left its shard, and whoever ran it delivers it when it has let go of the turn.
+TEST(letting_go_waits_for_a_part_that_is_about_to_end) {
+  const Turns turns(1);
+  const Ref<Stopping> work(new Stopping(turns));
+  work->begin(nullptr);
+  CHECK(work->is_stopped(0));
+  work->let_go();
+  CHECK_EQ(work->detached.load(), 1);
+  CHECK(!work->done());
+  work->is_delivered = true;
+  std::atomic<bool> delivered{false};
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    delivered = true;
+    work->end_stopped(0, {});
+  });
+  work->let_go();
+  CHECK(delivered);
+  other.join();
+  CHECK(work->done());
 }
 
 }  // namespace windlass

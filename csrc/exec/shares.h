@@ -1,8 +1,8 @@
-// Shares: who of several threads works on which parts of a request.
+// Shares: which of several threads works on which parts of a request.
 //
-// Each thread has a range of its own, the same one for every request with as many parts. So it finds in its cache what
-// it left there the last time: two threads that take the next part in order, whichever is free, copy 16 MB within the
-// third-level cache at two thirds of the speed. Whoever has come to the end of its range takes from the end of others'.
+// Each thread has a range of its own, the same one for every request with as many parts, and so finds in its cache what
+// it left there last time. (Two threads that take parts in order, whichever is free, copy 16 MB within the third-level
+// cache at two thirds of the speed.) A thread that has finished its range takes from the end of the others' ranges.
 //
 //     |0 1 2 3 4 5 6 7|8 9 10 11 12 13 14 15|
 //      A -->     <-- B B -->           <-- A
@@ -19,7 +19,7 @@ namespace windlass {
 
 class Shares {
  public:
-  // n parts, among so many threads at most.
+  // Divides n parts among at most `threads` threads.
   void divide(uint32_t n, size_t threads) {
     ranges_ = std::clamp<size_t>(std::min<size_t>(threads, n), 1, kRangesMax);
     for (size_t i = 0; i < ranges_; ++i) {
@@ -28,9 +28,9 @@ class Shares {
     }
   }
 
-  // Takes up to `most` parts, from *first on; returns how many, 0 when all have been taken. Less and less towards the
-  // end of a range, so that the threads end together. Whoever finds nothing left sees what those who took it did
-  // before.
+  // Takes up to `most` parts, from *first on; returns how many, 0 when all have been taken. It takes fewer towards the
+  // end of a range, so that the threads finish together. A thread that finds nothing left sees what the others did
+  // before they took it.
   uint32_t take(size_t thread, uint32_t most, uint32_t* first) {
     for (size_t i = 0; i < ranges_; ++i) {
       std::atomic<uint64_t>& range = range_[(thread + i) % ranges_];
@@ -54,7 +54,7 @@ class Shares {
   static uint64_t packed(uint32_t begin, uint32_t end) { return uint64_t{begin} << 32 | end; }
 
   size_t ranges_ = 0;
-  std::atomic<uint64_t> range_[kRangesMax];  // its first part, and the one behind its last
+  std::atomic<uint64_t> range_[kRangesMax];  // its first part, and the one past its last
 };
 
 }  // namespace windlass

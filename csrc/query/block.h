@@ -1,5 +1,5 @@
 // Block: some rows of a tensor or a table, as a query sees them. Rows of a tensor are its slices along the first
-// dimension, their keys the numbers of those.
+// dimension; their keys are the numbers of the slices.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace windlass {
 struct RowType {
   Dtype dtype = Dtype::kFloat32;
   uint64_t dim = 1;     // numbers in a row
-  bool counts = false;  // whether it is known how often each was updated
+  bool counts = false;  // whether updates are counted for each row
   bool whole = true;    // whether every row lies in one shard
 };
 

@@ -1,7 +1,7 @@
 // ExactSum: a sum of float64 numbers that is rounded once, at the end.
 //
-// The rows of a table lie in the order in which they came, and a shard that has moved has them in another. Added up one
-// after the other their sum would tell; here it does not, and neither does the order in which shards answer.
+// The rows of a table lie in the order in which they were made, and in another order once a shard has moved. A plain
+// running sum would depend on that order; this one does not, nor on the order in which shards answer.
 //
 //     limb[i] counts 2^(32 i - 1074); a number lies in three limbs, which have 31 bits to spare for carries
 //
@@ -54,7 +54,7 @@ class ExactSum {
     int exponent = 32 * (high - 2) - 1074;
     bool rest = false;
     for (int i = 0; i < high - 2; ++i) rest = rest || s.limb_[i] != 0;
-    while (top >> 64 != 0) {  // what is left out still decides between two neighbours
+    while (top >> 64 != 0) {  // dropped bits still decide how it is rounded
       rest = rest || (top & 1) != 0;
       top >>= 1;
       ++exponent;
@@ -67,7 +67,7 @@ class ExactSum {
   static constexpr int kLimbs = 68;
   static constexpr uint32_t kAddsMax = 1u << 30;
 
-  // Every limb but the last is then at least 0 and less than 2^32.
+  // Afterwards every limb but the last is at least 0 and less than 2^32.
   void carry() {
     for (int i = 0; i + 1 < kLimbs; ++i) {
       const int64_t over = limb_[i] >> 32;

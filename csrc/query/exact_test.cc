@@ -47,7 +47,7 @@ TEST(an_exact_sum_of_two_is_what_the_processor_rounds_to) {
   test::Random random(test::seed());
   for (int round = 0; round < 20'000; ++round) {
     const double a = any_double(random);
-    // Near enough for both to matter, down to denormal numbers.
+    // LocalRoute enough for both to matter, down to denormal numbers.
     const double b = round % 2 == 0 ? any_double(random)
                                     : std::ldexp(a, static_cast<int>(random.below(130)) - 65) * (random.unit() - 0.5);
     CHECK(sum_of({a, b}) == a + b);

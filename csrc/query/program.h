@@ -2,11 +2,11 @@
 //
 //     (wl.row.norm() < 0.5) & (wl.key >= 7)        norm  number 0.5  less  key  key-constant 7  at-least  and
 //
-// It comes from a client. parse() believes none of it: lengths, depth, columns and types are checked, and what is left
-// cannot fail. run() goes through a block of rows one operation at a time, so that each is a loop over numbers.
+// It comes from a client, so parse() trusts nothing: it checks lengths, depth, columns and types. After that run()
+// cannot fail. It takes a block of rows through one operation at a time, so that each is a loop over numbers.
 //
 // Keys are unsigned 64-bit numbers and are compared as such; all other numbers are float64. Comparisons with NaN are
-// false, except that it is not equal to anything.
+// false, except that NaN != x is true.
 //
 // Thread safety: a value; run() from several threads.
 #pragma once
@@ -43,7 +43,7 @@ class Program {
     kDivide,
     kNegate,  // one number
     kAbs,
-    kModulo,     // two keys; by 0 it is 0
+    kModulo,     // two keys; modulo 0 is 0
     kAsNumber,   // a key
     kLess = 40,  // two numbers or two keys
     kLessEqual,
@@ -56,7 +56,7 @@ class Program {
     kNot,
   };
 
-  // Whatever is wrong is kInvalidArgument, in words that begin with `what`.
+  // kInvalidArgument when anything is wrong; the message begins with `what`.
   static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Type wanted, const char* what,
                       Program* out);
 
@@ -64,7 +64,7 @@ class Program {
   void run(const Block& block, bool* out) const;    // of type kBool
   void run(const Block& block, double* out) const;  // of type kNumber
 
-  // Of a block, those rows that satisfy a predicate.
+  // The rows of a block that satisfy a predicate.
   struct Kept {
     uint64_t keys[Block::kRowsMax];
     const void* rows[Block::kRowsMax];
@@ -88,7 +88,7 @@ class Program {
 
   RowType rows_;
   std::vector<Step> steps_;
-  std::vector<Type> types_;  // before each step, of what is on top
+  std::vector<Type> types_;  // of each step's operands
 };
 
 }  // namespace windlass

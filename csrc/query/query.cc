@@ -96,7 +96,7 @@ Tally::Tally(const Query& query) : query_(query), top_(query.k, query.largest) {
 }
 
 void Tally::take_extreme(double x) {
-  x += 0.0;  // of the two zeros, one: which came first must not be seen
+  x += 0.0;  // -0 becomes 0: which of the two came first must not show
   const bool better = query_.function == Function::kMin ? x < extreme_ : x > extreme_;
   if (seen_ == 0 || better || std::isnan(x)) extreme_ = x;
 }
@@ -106,7 +106,7 @@ void Tally::take_extreme(int64_t x) {
   if (seen_ == 0 || better) extreme_whole_ = x;
 }
 
-// Of rows, or of other shards: what kernels made of their numbers.
+// Adds what kernels made of the numbers of each row, or of another shard.
 void Tally::add_values(const double* values, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     if (is_extreme(query_.function)) {
@@ -136,9 +136,9 @@ void Tally::count_in_bins(double x) {
   const size_t n = bins_.size();
   const double first = edges.front(), last = edges.back();
   if (!(x >= first && x <= last)) return;
-  // Bins are mostly of one width: a guess, which the edges confirm.
+  // Bins mostly have the same width: guess one, and let the edges confirm it.
   const double guess = (x - first) / (last - first) * static_cast<double>(n);
-  size_t at = guess < static_cast<double>(n) ? static_cast<size_t>(guess) : n - 1;  // also where it is NaN
+  size_t at = guess < static_cast<double>(n) ? static_cast<size_t>(guess) : n - 1;  // also when the guess is NaN
   if (!(edges[at] <= x && (x < edges[at + 1] || at + 1 == n))) {
     const auto above = std::upper_bound(edges.begin(), edges.end(), x);
     at = std::min(static_cast<size_t>(above - edges.begin()), n) - 1;

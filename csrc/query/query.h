@@ -1,13 +1,14 @@
-// Query: a question about the rows or the numbers of an object, byte for byte as in docs/formats/wire.md; Tally: what
-// has been seen of them, and the answer.
+// Query: a question about the rows or the numbers of an object, byte for byte as in docs/formats/wire.md; Tally: the
+// answer so far.
 //
-// Every shard is asked the same and answers with a few bytes; a Tally in the client makes one answer of those, whatever
-// order they come in. Neither depends on how rows lie in memory, so the answer is the same for any number of servers.
+// Every shard gets the same question and answers with a few bytes; a Tally in the client merges these into one answer,
+// in whatever order they come. Nothing depends on how rows lie in memory, so the answer is the same for any number of
+// servers.
 //
 //     shard 0:  blocks of rows -> Tally -> bytes  |
 //     shard 1:  blocks of rows -> Tally -> bytes  |->  Tally of the client -> bytes
 //
-// A Query comes from a client and is believed only after parse(). The memory of a Tally is limited by what was asked.
+// A Query comes from a client and is trusted only after parse(). The query limits the memory of its Tally.
 //
 // Thread safety: values.
 #pragma once
@@ -28,7 +29,7 @@ namespace windlass {
 struct Query {
   enum class Function : uint8_t {
     kCount = 1,  // rows
-    kSum,        // numbers, as are those that follow; of int64 it wraps around
+    kSum,        // of numbers, as all that follow; int64 wraps around
     kMean,       // their sum in float64
     kSquares,
     kAbsolutes,
@@ -47,9 +48,9 @@ struct Query {
   Program score;              // kTop
   RowType rows;
 
-  // Whatever is wrong is kInvalidArgument.
+  // kInvalidArgument when anything is wrong.
   static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Query* out);
-  // Whether it has to be asked row by row.
+  // Whether it must go row by row.
   bool by_row() const { return function == Function::kCount || function == Function::kTop || !where.empty(); }
   bool counts_all() const { return function == Function::kCount && where.empty(); }
   // Whether the value is an int64.
@@ -64,11 +65,11 @@ class Tally {
   explicit Tally(const Query& query);
 
   void add(const Block& block);
-  void add_rows(uint64_t n) { seen_ += n; }  // of a count of all rows, which need not be looked at
-  // Numbers that lie one behind the other, of a query that is not by row.
+  void add_rows(uint64_t n) { seen_ += n; }  // for a count of all rows, which need not be visited
+  // Adds contiguous numbers, for a query that is not by row.
   void add_run(const void* numbers, size_t n);
   std::string take();
-  // An answer of another Tally of the same query; kProtocolError when it is none.
+  // Adds the answer of another Tally of the same query; kProtocolError when it is malformed.
   Status merge(const std::string& answer);
 
  private:
@@ -82,8 +83,8 @@ class Tally {
   const Query& query_;
   uint64_t seen_ = 0;  // rows or numbers
   ExactSum sum_;
-  uint64_t whole_ = 0;  // an int64 as it wraps around
-  double extreme_ = 0;  // of what was seen, if anything
+  uint64_t whole_ = 0;  // an int64 sum, which wraps around
+  double extreme_ = 0;  // valid once seen_ is not 0
   int64_t extreme_whole_ = 0;
   std::vector<uint64_t> bins_;
   Top top_;

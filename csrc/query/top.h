@@ -1,6 +1,6 @@
-// Top: the best k of many scored keys. Of equal scores the smaller key is the better one; NaN is worse than anything.
+// Top: the best k of many scored keys. Among equal scores the smaller key is better; NaN is worse than anything.
 //
-// Candidates are gathered, and when there are twice as many as are wanted the worse half goes: a few steps for each,
+// Candidates are gathered, and the worse half is dropped when there are twice as many as wanted: a few steps for each,
 // however large k is.
 //
 // Thread safety: a value.
@@ -26,7 +26,7 @@ class Top {
 
   void add(const uint64_t* keys, const double* scores, size_t n) {
     for (size_t i = 0; i < n; ++i) {
-      if (pruned_ && (largest_ ? scores[i] < bar_ : scores[i] > bar_)) continue;  // most are
+      if (pruned_ && (largest_ ? scores[i] < bar_ : scores[i] > bar_)) continue;  // most are worse
       add(keys[i], scores[i]);
     }
   }
@@ -59,7 +59,7 @@ class Top {
   // A number for every score, the smaller the better.
   uint64_t rank_of(double score) const {
     if (std::isnan(score)) return kNan;
-    const auto bits = std::bit_cast<uint64_t>(score + 0.0);  // of the two zeros, one
+    const auto bits = std::bit_cast<uint64_t>(score + 0.0);  // -0 becomes 0
     const uint64_t up = (bits & kSign) != 0 ? ~bits : bits | kSign;
     return largest_ ? ~up : up;
   }
@@ -83,7 +83,7 @@ class Top {
   std::vector<Candidate> found_;
   bool pruned_ = false;
   double bar_ = 0;     // the score of the worst
-  Candidate worst_{};  // once it is: who is not better than this is not wanted
+  Candidate worst_{};  // once pruned: candidates no better than this are dropped
 };
 
 }  // namespace windlass

@@ -8,10 +8,10 @@ namespace windlass {
 namespace {
 
 constexpr size_t kPiece = 1024;  // numbers at a time: 4 KiB of them, and the rule's arrays beside them
-// Rows at a time, of which the kernel asks the memory for 48 ahead; fewer where they are long.
+// Rows at a time, of which the kernel prefetches 48 ahead; fewer where they are long.
 constexpr size_t kRows = 64, kRowsNumbers = 16384;
 
-// A piece's worth, or a row's where a rule wants whole rows.
+// Scratch memory for a piece, or for whole rows where a rule works on those.
 float* room(size_t n) {
   static thread_local std::vector<float> numbers;
   if (numbers.size() < n) numbers.resize(n);

@@ -1,9 +1,9 @@
-// Bounds: the options of any rule that keep numbers within limits, around the rule's own kernel.
+// Bounds: options of any rule that clip gradients and weights, around the rule's own kernel.
 //
 //     gradient --clip--> small buffer --rule--> weights --clip--> weights, copies
 //
-// Piece by piece, so that a pass stays one pass: what is clipped is still in the first-level cache when it is used.
-// A rule without bounds never comes here, and a NaN stays one: no bound hides it.
+// It works piece by piece, so that a pass stays one pass: clipped numbers are still in the first-level cache when they
+// are used. A rule without bounds never comes here. A NaN stays a NaN: no bound hides it.
 //
 // Thread safety: pure functions.
 #pragma once

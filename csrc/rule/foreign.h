@@ -1,7 +1,7 @@
-// ForeignRule: a rule that is not ours. Its apply() is a function of the user's, somewhere above.
+// ForeignRule: a user's rule. Its apply() calls a function of the user's, in a layer above.
 //
-// The function gets arrays of its own, filled from the shard, and what it leaves in them is taken back when it has
-// returned. So a function that fails changes nothing, and one that never returns can be given up.
+// The function gets arrays of its own, filled from the shard; their contents are copied back once it has returned. So a
+// function that fails changes nothing, and one that never returns can be given up.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ForeignCall {
   float* shard_scalars = nullptr;
   uint32_t* counts = nullptr;  // of a table's rows: how often each was updated, this time included
   uint64_t first = 0;          // element of the tensor
-  uint64_t count = 0;          // updates of the shard, this one included; 0: it is called before the first
+  uint64_t count = 0;          // updates of the shard, this one included; 0: the call before the first update
   Hyper hyper;
 };
 
@@ -34,7 +34,7 @@ class ForeignRule {
     bool counted = false;  // rows have counts
   };
   virtual ~ForeignRule() = default;
-  // Makes the arrays, fills them, calls the function and takes what it has made of them, unless it failed.
+  // Makes the arrays, fills them, calls the function and takes its results, unless it failed.
   virtual Status apply(const Size& size, const std::function<void(ForeignCall&)>& fill,
                        const std::function<void(const ForeignCall&)>& take) = 0;
 };

@@ -3,7 +3,7 @@
 //   z += g - (sqrt(n + g^2) - sqrt(n)) / lr * w;  n += g^2
 //   w = 0 where |z| <= l1, else -(z - sign(z) * l1) / ((beta + sqrt(n)) / lr + l2)
 //
-// Weights are a function of z, n and the numbers: what they were before counts through z alone.
+// New weights are a function of z, n and the hyperparameters: the old weights count only through z.
 #pragma once
 
 #include "rule/vector.h"
@@ -30,7 +30,7 @@ struct Ftrl {
       const float square = g[i] * g[i], before = sqrt_of(squares[i]);
       squares[i] += square;
       const float root = sqrt_of(squares[i]);
-      // The difference of the roots without a subtraction, which would lose its digits as n grows. Both may be zero.
+      // The difference of the roots without a subtraction, which would lose digits as n grows. Both roots may be zero.
       const float more = square / (root + before + 0x1p-126f);
       z[i] += g[i] - more * inverse * w[i];
       const float over = __builtin_fabsf(z[i]) - l1;

@@ -24,34 +24,51 @@ namespace windlass::WL_ISA {
 namespace {
 
 constexpr bool has_rows(const Layout& l) { return l.row_scalars != 0; }
-constexpr size_t kMeanPiece = 64;
+constexpr size_t kMeanPiece = 64, kPiece = 64;
+
+// Copies a gradient that others may change meanwhile, and looks at the copy; false if it has NaN or infinity.
+template <size_t kMost>
+inline __attribute__((always_inline)) bool take(const float* g, float (&own)[kMost], size_t n) {
+  std::memcpy(own, g, n * sizeof(float));
+  asm volatile("" : "+m"(own));  // or the compiler could read the gradient again
+  return finite(Dtype::kFloat32, own, n);
+}
 
 // Weights [at, at + n), then their copy. With a constant n both are unrolled, and the copy comes from registers.
-template <class R>
-inline __attribute__((always_inline)) void piece(const Step& step, const Dense& d, size_t at, size_t n,
+// kLooks: takes the gradient first; false if it may not be used.
+template <class R, bool kLooks>
+inline __attribute__((always_inline)) bool piece(const Step& step, const Dense& d, size_t at, size_t n,
                                                  bool past_cache) {
+  const float* g = static_cast<const float*>(d.g) + at;
+  alignas(64) float own[kLooks ? kPiece : 1];
+  if constexpr (kLooks) {
+    if (!take(g, own, n)) return false;
+    g = own;
+  }
   float* w = static_cast<float*>(d.w) + at;
   float* const state[3] = {R::kLayout.vectors > 0 ? d.state[0] + at : nullptr,
                            R::kLayout.vectors > 1 ? d.state[1] + at : nullptr,
                            R::kLayout.vectors > 2 ? d.state[2] + at : nullptr};
-  R::apply(step, w, state, static_cast<const float*>(d.g) + at, n);
+  R::apply(step, w, state, g, n);
   if (past_cache) {
     for (size_t i = 0; i < n; i += kStore / sizeof(float)) store_past_cache(d.out + at + i, w + i);
-  } else {
+  } else if (!kLooks || d.out != nullptr) {
     std::memcpy(d.out + at, w, n * sizeof(float));
   }
+  return true;
 }
 
-// The fused pass: small pieces, so that reading and writing overlap.
-template <class R, bool kPast>
-void dense_out(const Step& step, const Dense& d) {
-  constexpr size_t kPiece = 64;
+// The fused pass: small pieces, so that reading and writing overlap. Returns how many weights it has come to.
+template <class R, bool kPast, bool kLooks>
+size_t dense_out(const Step& step, const Dense& d) {
   const size_t off = reinterpret_cast<uintptr_t>(d.out) % kStore / sizeof(float);
   size_t at = off == 0 ? 0 : kStore / sizeof(float) - off;
-  if (at >= d.n) return piece<R>(step, d, 0, d.n, false);
-  if (at != 0) piece<R>(step, d, 0, at, false);
-  for (; at + kPiece <= d.n; at += kPiece) piece<R>(step, d, at, kPiece, kPast);
-  if (at < d.n) piece<R>(step, d, at, d.n - at, false);
+  if (at >= d.n) return piece<R, kLooks>(step, d, 0, d.n, false) ? d.n : 0;
+  if (at != 0 && !piece<R, kLooks>(step, d, 0, at, false)) return 0;
+  for (; at + kPiece <= d.n; at += kPiece) {
+    if (!piece<R, kLooks>(step, d, at, kPiece, kPast)) return at;
+  }
+  return at < d.n && !piece<R, kLooks>(step, d, at, d.n - at, false) ? at : d.n;
 }
 
 template <class R>
@@ -67,11 +84,31 @@ void dense(const Step& step, const Dense& d) {
   } else if (d.out == nullptr) {
     R::apply(step, w, d.state, g, d.n);
   } else {
-    d.stream ? dense_out<R, true>(step, d) : dense_out<R, false>(step, d);
+    d.stream ? dense_out<R, true, false>(step, d) : dense_out<R, false, false>(step, d);
   }
 }
 
-// Dividing by a power of two is multiplying by another, and takes a fraction of the time.
+template <class R>
+size_t looking(const Step& step, const Dense& d) {
+  if constexpr (has_rows(R::kLayout)) {
+    alignas(64) float own[kLookingRowMax];
+    for (size_t at = 0, r = 0; at < d.n; at += d.row, ++r) {
+      if (!take(static_cast<const float*>(d.g) + at, own, d.row)) return at;
+      Dense one = d;
+      one.w = static_cast<float*>(d.w) + at;
+      one.scalars = d.scalars + r * R::kLayout.row_scalars;
+      one.g = own;
+      one.n = d.row;
+      one.out = d.out != nullptr ? d.out + at : nullptr;
+      dense<R>(step, one);
+    }
+    return d.n;
+  } else {
+    return d.stream && d.out != nullptr ? dense_out<R, true, true>(step, d) : dense_out<R, false, true>(step, d);
+  }
+}
+
+// The inverse if that is exact, else 0. Multiplying by it gives the same bits as dividing, in a fraction of the time.
 float exact_inverse(float by) {
   uint32_t bits;
   std::memcpy(&bits, &by, sizeof bits);
@@ -116,8 +153,8 @@ inline __attribute__((always_inline)) void mean_piece(const Step& step, const Me
 template <class R>
 void mean(const Step& step, const Mean& m) {
   const float inverse = exact_inverse(m.by);
-  // Shards begin anywhere. Up to where the copies can go past the cache, which is the same place for all of them where
-  // their arrays begin on a line.
+  // Shards begin anywhere, so a short piece comes first, up to where copies can go past the cache. That is the same
+  // place for all copies whose arrays begin on a cache line.
   size_t at = 0;
   if (m.n_copies != 0) {
     const size_t off = reinterpret_cast<uintptr_t>(m.copies[0].to) % kStore;
@@ -133,11 +170,12 @@ void dense_as(const Step& step, const Dense& d) {
   R::apply(step, static_cast<T*>(d.w), d.state, static_cast<const T*>(d.g), d.n);
 }
 
-// Updates rows of one dim. With a constant dim the loops of apply() are unrolled.
-template <class R, uint32_t kDim>
-void rows_of(const Hyper& hyper, const Rows& rows) {
+// Updates rows of one dim, and returns how many. With a constant dim the loops of apply() are unrolled. kLooks: as in
+// piece().
+template <class R, uint32_t kDim, bool kLooks>
+size_t rows_of(const Hyper& hyper, const Rows& rows) {
   const uint32_t dim = kDim != 0 ? kDim : rows.dim;
-  // Rules that count want another Step for every count: remember the last few.
+  // Rules that count need another Step for every count: remember recent ones.
   constexpr uint32_t kRemember = R::kLayout.counts ? 64 : 1;
   Step steps[kRemember];
   uint32_t counts[kRemember] = {};  // 0: nothing remembered, since a count starts at 1
@@ -155,6 +193,12 @@ void rows_of(const Hyper& hyper, const Rows& rows) {
   for (size_t r = 0; r < rows.n; ++r) {
     if (r + kFar < rows.n) ask(r + kFar, ask_far);
     if (r + kNear < rows.n) ask(r + kNear, ask_near);
+    const float* g = rows.g[r];
+    alignas(64) float own[!kLooks ? 1 : kDim != 0 ? kDim : kLookingRowMax];
+    if constexpr (kLooks) {
+      if (!take(g, own, dim)) return r;
+      g = own;
+    }
     RowHead* head = rows.head[r];
     const uint32_t count = head->count == 0xFFFFFFFFu ? head->count : head->count + 1;
     head->count = count;
@@ -169,24 +213,25 @@ void rows_of(const Hyper& hyper, const Rows& rows) {
       step = &steps[slot];
     }
     if constexpr (has_rows(R::kLayout)) {
-      R::apply_row(*step, rows.w[r], head->scalars(), rows.g[r], dim);
+      R::apply_row(*step, rows.w[r], head->scalars(), g, dim);
     } else {
       float* const base = R::kLayout.vectors != 0 ? rows.state[r] : nullptr;
       float* const state[3] = {base, R::kLayout.vectors > 1 ? base + dim : nullptr,
                                R::kLayout.vectors > 2 ? base + 2 * dim : nullptr};
-      R::apply(*step, rows.w[r], state, rows.g[r], dim);
+      R::apply(*step, rows.w[r], state, g, dim);
     }
   }
+  return rows.n;
 }
 
 template <class R>
 void rows(const Hyper& hyper, const Rows& r) {
   switch (r.dim) {
-    case 16: return rows_of<R, 16>(hyper, r);
-    case 32: return rows_of<R, 32>(hyper, r);
-    case 64: return rows_of<R, 64>(hyper, r);
-    case 128: return rows_of<R, 128>(hyper, r);
-    default: return rows_of<R, 0>(hyper, r);
+    case 16: return (void)rows_of<R, 16, false>(hyper, r);
+    case 32: return (void)rows_of<R, 32, false>(hyper, r);
+    case 64: return (void)rows_of<R, 64, false>(hyper, r);
+    case 128: return (void)rows_of<R, 128, false>(hyper, r);
+    default: return (void)rows_of<R, 0, false>(hyper, r);
   }
 }
 
@@ -198,6 +243,8 @@ constexpr RuleKernels kernels_of(const char* name) {
   k.prepare = R::prepare;
   if constexpr (!std::is_same_v<R, NotOurs>) {
     k.dense = dense<R>;
+    k.looking = looking<R>;
+    k.looking_rows = rows_of<R, 0, true>;
     k.rows = rows<R>;
     if constexpr (R::kLayout.any_dtype) {
       k.dense_f64 = dense_as<R, double>;

@@ -30,13 +30,13 @@ struct Dense {
   bool stream = false;   // past the cache; end with fence()
 };
 
-// A gradient and what it counts.
+// A gradient and its weight.
 struct Weighed {
   const float* g;
   float weight;
 };
 
-// The same with the mean of several gradients, and with several copies of the new weights.
+// Like Dense, with the mean of several gradients, and with several copies of the new weights.
 struct Mean {
   struct Copy {
     float* to;
@@ -46,16 +46,16 @@ struct Mean {
   float* state[limits::kRuleVectorsMax] = {};
   const Weighed* terms = nullptr;
   size_t n_terms = 0;
-  float by = 1;  // what their sum is divided by
+  float by = 1;  // divides their sum
   size_t n = 0;
   const Copy* copies = nullptr;
   size_t n_copies = 0;
 };
 
-// Rows of a table, each somewhere else.
+// Rows of a table, scattered in memory.
 struct Rows {
   float* const* w = nullptr;
-  float* const* state = nullptr;  // per row: the rule's vectors, `dim` numbers each, one behind the other
+  float* const* state = nullptr;  // per row: the rule's vectors, `dim` numbers each, contiguous
   RowHead* const* head = nullptr;
   const float* const* g = nullptr;
   size_t n = 0;
@@ -63,18 +63,25 @@ struct Rows {
   uint32_t touched = 0;
 };
 
-// What becomes of the numbers of a row, in float64.
+// How the numbers of a row become one float64.
 enum class Reduce : uint8_t { kSum, kSquares, kAbsolutes, kNonzero, kMin, kMax, kAbsMax };
+
+inline constexpr size_t kLookingRowMax = 256;
 
 struct RuleKernels {
   const char* name;
   Layout layout;
   Step (*prepare)(const Hyper&, uint64_t count);  // count: updates so far, this one included
   void (*dense)(const Step&, const Dense&);
+  // The same of a gradient that others may change meanwhile and that must be finite. Returns how many weights it has
+  // come to: all, or those before a piece that has NaN or infinity. Rows of a rule with row_scalars have at most
+  // kLookingRowMax numbers.
+  size_t (*looking)(const Step&, const Dense&);
   void (*dense_f64)(const Step&, const Dense&);  // nullptr unless any_dtype
   void (*dense_i64)(const Step&, const Dense&);
-  void (*mean)(const Step&, const Mean&);  // weigh() of each term, divide(), dense(), to the bit; nullptr: has no means
+  void (*mean)(const Step&, const Mean&);  // same bits as weigh() each, divide(), dense(); nullptr: no such kernel
   void (*rows)(const Hyper&, const Rows&);
+  size_t (*looking_rows)(const Hyper&, const Rows&);  // likewise; rows of at most kLookingRowMax numbers
 };
 
 struct Kernels {
@@ -86,15 +93,15 @@ struct Kernels {
   void (*combine)(Combine, float* into, const float* g, size_t n);               // into = into (+) g; kMean adds
   void (*weigh)(float* into, const float* g, float weight, bool add, size_t n);  // into = weight * g, or += of it
   void (*scale)(float* into, float by, size_t n);
-  void (*divide)(float* into, float by, size_t n);                                    // what ends a mean
+  void (*divide)(float* into, float by, size_t n);                                    // ends a mean
   void (*clamp)(const float* in, float* out, float lowest, float highest, size_t n);  // NaN stays; out may be in
   bool (*finite)(Dtype, const void* in, size_t n);
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);
   void (*fence)();
-  // out[i] of row i, `dim` numbers of float32, float64 or int64; a row may be as long as a shard.
+  // Writes out[i] for row i, `dim` numbers of float32, float64 or int64; a row may be as long as a shard.
   void (*reduce)(Reduce, Dtype, const void* const* rows, size_t n, size_t dim, double* out);
-  // With the weights y and x of two shards that lie alike, x may be y; `a` and what dot gives are the bits of a
+  // On the weights y and x of two shards that are alike; x may be y. `a` and the result of dot are the bits of a
   // float64, or of an int64 where the numbers are int64 (rule/vector_ops.h).
   void (*vector)(VectorOp, Dtype, void* y, const void* x, uint64_t a, size_t n);
   uint64_t (*dot)(Dtype, const void* y, const void* x, size_t n);

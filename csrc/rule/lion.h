@@ -27,7 +27,7 @@ struct Lion {
     const float lr = s.f[0], beta1 = s.f[1], share1 = s.f[2], beta2 = s.f[3], share2 = s.f[4], decay = s.f[5];
     for (size_t i = 0; i < n; ++i) {
       const float c = beta1 * m[i] + share1 * g[i];
-      const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c;  // of zero zero, of NaN NaN
+      const float sign = c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : c;  // 0 for 0, NaN for NaN
       w[i] = w[i] * decay - lr * sign;
       m[i] = beta2 * m[i] + share2 * g[i];
     }

@@ -6,7 +6,7 @@
 //   m += (1 - beta1) * (d - m);  v = beta2 * v + (1 - beta2) * d^2;  root = sqrt(v / (1 - beta2^t)) + eps
 //   w -= lr * (1 - mu(t)) / (1 - product(t)) * d / root + lr * mu(t + 1) / (1 - product(t + 1)) * m / root
 //
-// The product is of this update's beta1 and momentum_decay, as Adam's powers are of this update's betas.
+// The product uses this update's beta1 and momentum_decay, as Adam's powers use this update's betas.
 #pragma once
 
 #include "rule/vector.h"
@@ -18,13 +18,13 @@ struct NAdam {
   static constexpr Layout kLayout{.vectors = 2, .counts = true, .hypers = kHypers};
   static constexpr double kRate = 0.040821994520255166;  // -ln(0.96)
 
-  // product(t), where q = 0.96^momentum_decay = e^-y. Nothing need be remembered, nor t numbers multiplied: with the
+  // product(t), where q = 0.96^momentum_decay = e^-y. This needs no state and does not multiply t numbers: with the
   // series of ln(1 - x),
   //
   //   -ln of the product of all 1 - q^s / 2  =  sum over k of 2^-k / k * (q^k + q^2k + ... + q^tk)
   //
-  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). After k = 40 there is nothing left to add, t being
-  // small wherever the product matters.
+  // and the sum in parentheses is q^k * (1 - q^tk) / (1 - q^k). Terms after k = 40 add nothing, since t is small
+  // wherever the product matters.
   static double product(double beta1, double y, uint64_t t, double mu_t) {
     if (power(mu_t, t) < 0x1p-60) return 0.0;  // no factor is larger than the last, and 1 - product is 1
     const double powers = power(beta1, t);

@@ -1,4 +1,4 @@
-// What stands for a rule of the user's among ours: it has no loops.
+// Stands for a user's rule among ours; it has no kernels.
 #pragma once
 
 #include "rule/rule.h"

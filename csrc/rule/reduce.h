@@ -1,5 +1,5 @@
 // Reductions: one number from many, in float64. Sixteen lanes and a fixed tree, so that every instruction set gives the
-// same bits; rows shorter than that go from left to right.
+// same bits; shorter rows are reduced from left to right.
 #pragma once
 
 #include "rule/vector.h"
@@ -15,8 +15,8 @@ inline Wide load_wide(const float* p) { return __builtin_convertvector(*reinterp
 inline Wide load_wide(const double* p) { return *reinterpret_cast<const Wide*>(p); }
 inline Wide load_wide(const int64_t* p) { return __builtin_convertvector(*reinterpret_cast<const Whole*>(p), Wide); }
 
-// Each has where it starts, what a number adds to it, and how two of them become one. What fills up the last sixteen
-// numbers changes nothing. A NaN wins, as in numpy.
+// Each reduction has a start, a step that takes in a number, and a join of two partial results. The fill pads the last
+// sixteen numbers and changes nothing. A NaN wins, as in numpy.
 struct Added {
   static constexpr double kStart = 0, kFill = 0;
   template <class V>
@@ -68,7 +68,7 @@ struct Greatest {
     return step(a, b);
   }
 };
-struct Largest {  // without its sign
+struct Largest {  // of absolute values
   static constexpr double kStart = 0, kFill = 0;
   template <class V>
   static V step(V a, V x) {

@@ -1,4 +1,4 @@
-// RMSProp: torch.optim.RMSprop. One rule for each combination of what it keeps, so that nothing is kept in vain.
+// RMSProp: torch.optim.RMSprop. One rule for each combination of state arrays, so that none is kept in vain.
 //
 //   d = g + weight_decay * w;  v = alpha * v + (1 - alpha) * d^2
 //   root = sqrt(v) + eps          centered: a += (1 - alpha) * (d - a);  root = sqrt(v - a^2) + eps

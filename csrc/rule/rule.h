@@ -31,7 +31,7 @@ enum class RuleKind : uint8_t {
   kCount
 };
 
-// All but the user's.
+// All rules but the user's.
 inline std::vector<RuleKind> our_rules() {
   std::vector<RuleKind> all;
   for (uint8_t i = 0; i < static_cast<uint8_t>(RuleKind::kCount); ++i) {
@@ -40,16 +40,16 @@ inline std::vector<RuleKind> our_rules() {
   return all;
 }
 
-// What becomes of several gradients for one weight within one update, in order of occurrence. A mean is their sum,
-// divided by how many there were once all have been added.
+// How several gradients for one weight within one update become one, in order of occurrence. A mean is their sum,
+// divided at the end by how many there were.
 enum class Combine : uint8_t { kAdd, kMax, kLast, kMean, kMin };
 
-// The numbers that travel with a push; which is which is the rule's business (see each rule's `enum Hyper`).
+// The numbers that travel with a push; each rule's `enum Number` says which is which.
 struct Hyper {
   double v[limits::kRuleHyperMax] = {};
 
-  // The last number of every optimizer, the step size being its first: a gradient of weights that `updates` were made
-  // to since is worth 1 / (1 + updates)^power of its step.
+  // The first number of every optimizer is the step size, the last the power of the staleness correction: if the
+  // gradient's weights have had `updates` updates since, its step size is divided by (1 + updates)^power.
   static constexpr int kStepSize = 0, kStalePower = limits::kRuleHyperMax - 1;
   Hyper corrected(uint64_t updates) const;
 };
@@ -65,14 +65,14 @@ struct Layout {
   uint8_t row_scalars = 0;  // state numbers per row
   bool counts = false;      // prepare() depends on the count of updates
   bool by_row = false;      // works on whole rows, as all with row_scalars do
-  bool any_dtype = false;   // also for float64 and int64; pushes of several workers are combined, of others the mean
+  bool any_dtype = false;   // also for float64 and int64; workers' pushes are combined, not averaged
   Combine combine = Combine::kAdd;
   uint8_t hypers = 0;          // how many numbers of Hyper it reads
   uint32_t shard_scalars = 0;  // state numbers per shard of a tensor
 };
 
-// In front of a table row's state: how often the row was updated and the low bits of the shard's version when it last
-// was. The rule's numbers per row follow.
+// The head of a table row: how often the row was updated, and the low bits of the shard's version when it last was. The
+// rule's numbers per row follow.
 struct RowHead {
   uint32_t count = 0;
   uint32_t touched = 0;
@@ -86,15 +86,15 @@ const char* name_of(RuleKind kind);
 // What the step size is multiplied by, from the count of updates.
 struct Schedule {
   enum Kind : uint8_t { kConstant, kLinear, kCosine, kInverseRoot, kSteps, kKinds } kind = kConstant;
-  uint64_t warmup = 0;   // updates over which it grows from nothing
-  uint64_t updates = 0;  // over which it then falls; of kSteps, how many are a step
-  double end = 0.0;      // what it falls to; of kSteps, what a step multiplies it by
+  uint64_t warmup = 0;   // updates over which it grows from 0
+  uint64_t updates = 0;  // over which it then falls; for kSteps, the length of a step
+  double end = 0.0;      // what it falls to; for kSteps, the factor of a step
   friend bool operator==(const Schedule&, const Schedule&) = default;
 };
 
-// A rule of the user's (rule/foreign.h): what it is called, and what it keeps.
+// A user's rule (rule/foreign.h): its name and its state.
 struct Foreign {
-  std::string name;  // "module:name", and what else its maker needs to know, behind a space
+  std::string name;  // "module:name", then after a space whatever else its maker needs
   uint8_t vectors = 0, row_scalars = 0;
   uint32_t shard_scalars = 0;
   bool whole = false;   // needs the whole tensor: there is one shard
@@ -107,7 +107,7 @@ struct Foreign {
 struct RuleSpec {
   RuleKind kind = RuleKind::kSgd;
   float initial_state = 0.0f;                              // of every state number (Adagrad's initial accumulator)
-  float clip = 0.0f;                                       // gradients are kept within +-clip; 0: they are not
+  float clip = 0.0f;                                       // gradients are clipped to +-clip; 0: they are not
   float lowest = -std::numeric_limits<float>::infinity();  // and weights within these two
   float highest = std::numeric_limits<float>::infinity();
   Schedule schedule = {};
@@ -116,6 +116,6 @@ struct RuleSpec {
 };
 
 Layout layout_of(const RuleSpec& rule);
-Status check_rule(const std::string& what, const RuleSpec& rule);  // ok when such a rule can be
+Status check_rule(const std::string& what, const RuleSpec& rule);  // ok when the rule is valid
 
 }  // namespace windlass

@@ -1,14 +1,14 @@
-// Schedules: what the step size of an update is multiplied by, from the number of the update alone. So a server runs
-// them by itself, whoever pushes, and a replica or a shard that has moved comes to the same numbers.
+// Schedules: what the step size of an update is multiplied by, from the number of the update alone. So a server
+// computes it by itself, whoever pushes, and a replica or a shard that has moved gets the same numbers.
 //
 //     1 |    ____            linear, cosine: fall from 1 to `end` over `updates`, and stay there
-//       |   /    \           inverse root:   1 / sqrt(1 + t / updates) after t updates, never below `end`; without
-//       |  /      \                          `updates` they are those of the warm-up
+//       |   /    \           inverse root:   1 / sqrt(1 + t / updates) after t updates, never below `end`;
+//       |  /      \                          `updates` = 0: as many as the warm-up has
 //       | /        \___ end  steps:          times `end` after every `updates`
 //       +/-------------      constant:       stays at 1
 //       warmup  updates
 //
-// In the warm-up update n has n / warmup: the first already moves something, and the last has all.
+// During warm-up the factor of update n is n / warmup: the first already has an effect, the last its full one.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ inline double cos_half_turn(double p) {
   return x * series;
 }
 
-// Of update `count`, the first being 1.
+// The factor of update `count`, counted from 1.
 inline double factor(const Schedule& s, uint64_t count) {
   const uint64_t before = count == 0 ? 0 : count - 1;
   if (before < s.warmup) return static_cast<double>(before + 1) / static_cast<double>(s.warmup);
@@ -57,7 +57,7 @@ inline double factor(const Schedule& s, uint64_t count) {
   return 1.0;
 }
 
-// The numbers of update `count`.
+// The hyperparameters of update `count`.
 inline Hyper at_update(const RuleSpec& rule, const Hyper& hyper, uint64_t count) {
   Hyper h = hyper;
   if (scheduled(rule)) h.v[Hyper::kStepSize] *= factor(rule.schedule, count);

@@ -1,5 +1,6 @@
-// What rule headers build on. Included only by rule/kernels.cc, inside whose flags WL_ISA names the instruction set;
-// everything here lives in that namespace, so that no two copies can be merged by the linker.
+// What rule headers build on. Included only in files that are compiled once per instruction set, rule/kernels.cc and
+// bench/loops.cc, where WL_ISA names the set; everything here is in that namespace, so that the linker cannot merge two
+// copies.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ inline float sqrt_of(float x) { return __builtin_sqrtf(x); }
 inline uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float float_of(uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// Rows that lie anywhere are asked for twice: kFar rows before their use into the second-level cache, which has room
-// for many more requests under way than the first, and kNear rows before into the first.
+// Scattered rows are prefetched twice: kFar rows before their use into the second-level cache, which can have many more
+// requests under way than the first, and kNear rows before into the first.
 inline constexpr size_t kFar = 48, kNear = 8;
 inline void ask_far(const void* p, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(p) + at, 0, 2);
@@ -40,8 +41,8 @@ inline double power(double base, uint64_t n) {
   return result;
 }
 
-// 1 - e^-x for x >= 0, without losing the digits of a small x; in our own arithmetic, for the same reason. Halves of
-// x until the series is short, then back: 1 - (1 - f)^2 = f + (1 - f) * f, which only adds.
+// 1 - e^-x for x >= 0, without losing the digits of a small x; in our own arithmetic, for the same reason. Halves x
+// until the series is short, then goes back: 1 - (1 - f)^2 = f + (1 - f) * f, which only adds.
 inline double fallen(double x) {
   if (!(x > 0.0)) return 0.0;
   if (x > 700.0) return 1.0;

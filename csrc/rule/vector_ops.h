@@ -1,7 +1,7 @@
-// Vector operations: what is done to the weights of a shard with those of another that lies like it.
+// Vector operations on the weights of a shard, with those of another that is alike.
 //
-// Numbers are worked on in the tensor's own dtype, `a` is rounded to it first, as numpy does. A dot product is summed
-// in float64 whatever the dtype: sixteen lanes, then a fixed tree. int64 wraps around.
+// They compute in the tensor's own dtype; `a` is rounded to it first, as numpy does. A dot product is summed in float64
+// whatever the dtype: sixteen lanes, then a fixed tree. int64 wraps around.
 #pragma once
 
 #include "base/vector_op.h"

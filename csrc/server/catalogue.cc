@@ -52,7 +52,7 @@ Status Catalogue::open(const ObjectSpec& spec, Map* map) {
   return {};
 }
 
-// What has moved since is not known here: such shards are apart until they are moved, too.
+// Moves since then are not known here: such shards are apart until they are moved, too.
 Status Catalogue::place_like(const ObjectSpec& spec, Map* map) const {
   const auto it = by_name_.find(spec.app() + "/" + spec.tensor.like);
   const Entry* const anchor = it == by_name_.end() ? nullptr : &entries_[it->second];
@@ -81,7 +81,7 @@ std::vector<Catalogue::Entry> Catalogue::entries() const {
   return all;
 }
 
-// What the i-th run of an object adds to its server.
+// The bytes that the i-th run of an object adds to its server.
 uint64_t Catalogue::run_bytes(const Entry& entry, size_t i) {
   const TensorSpec& tensor = entry.spec.tensor;
   if (entry.spec.is_table) return 0;
@@ -100,7 +100,7 @@ Map Catalogue::place(uint32_t shards) const {
   Map map;
   map.object = static_cast<uint32_t>(entries_.size() + 1);
   for (uint64_t i = 0; i < n; ++i) map.runs.push_back({static_cast<uint32_t>(shards * i / n), 0, Map::kFirstTerm});
-  // Runs may differ by a shard: the longest go to those with the least, or one server would always get them.
+  // Runs may differ by a shard: the longest go to the least loaded servers, or one server would always get them.
   const auto length = [&](uint64_t i) { return (i + 1 < n ? map.runs[i + 1].first : shards) - map.runs[i].first; };
   std::vector<uint32_t> runs(n);
   std::iota(runs.begin(), runs.end(), 0);

@@ -1,9 +1,9 @@
-// Catalogue: which objects there are and which server owns which of their shards. Kept by the first server of the list
-// until there is a scheduler. Pure: no thread, socket or time inside.
+// Catalogue: which objects exist and which server owns which of their shards. The first server of the list keeps it if
+// there is no scheduler. Pure: no thread, socket or time inside.
 //
-// A tensor's shards are given out in runs of neighbours, one per server, so that each server makes few long passes; the
-// servers with the least to hold come first. One that is like another is placed as that one was. A table's 256 shards
-// are divided evenly; a hash of the key spreads the work.
+// A tensor's shards are placed in runs of neighbours, one per server, so that each server makes few long passes; the
+// servers that hold least come first. A tensor that is like another is placed as that one was. A table's 256 shards are
+// divided evenly; a hash of the key spreads the work.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transport/messages.h"
+#include "messages/messages.h"
 
 namespace windlass {
 
 class Catalogue {
  public:
-  // The list of servers is what the first client says it is; one that differs is refused.
+  // The first client sets the list of servers; a client with another list is refused.
   Status join(const std::vector<std::string>& servers);
   bool empty() const { return by_name_.empty(); }
   uint32_t servers() const { return static_cast<uint32_t>(servers_.size()); }
@@ -25,7 +25,7 @@ class Catalogue {
   // Creates the object, or opens it if its spec is the same.
   Status open(const ObjectSpec& spec, Map* map);
 
-  // An object that could not be made everywhere: its name is free again.
+  // Forgets an object that could not be made everywhere: its name is free again.
   void forget(const ObjectSpec& spec, uint32_t object);
 
   struct Entry {

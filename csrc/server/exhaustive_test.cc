@@ -18,12 +18,14 @@
 #include <vector>
 
 #include "base/test.h"
-#include "server/object/bsp_updates.h"
+#include "server/object/close_test.h"
 #include "session/record.h"
 #include "sync/gate.h"
 
 namespace windlass {
 namespace {
+
+using test::close_in_turn;
 
 constexpr size_t kShards = 2, kRanks = 2, kActors = 3;  // the third takes the place of one that crashed
 

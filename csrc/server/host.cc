@@ -1,38 +1,56 @@
 #include "server/host.h"
 
-#include <algorithm>
-#include <thread>
+#include <malloc.h>
 
-#include "server/connection.h"
-#include "server/remote_ticket.h"
+#include <algorithm>
+#include <chrono>
+
+#include "base/thread.h"
+#include "server/net/connection.h"
 
 namespace windlass {
 
-constexpr int64_t kViewWaitNs = 1'000'000'000;  // then who waits is asked whether it still does
+constexpr int kHeapBlockBytesMax = 512 << 10;
+constexpr std::chrono::seconds kSchedulerWait{1};  // for its word; then the client asks again
 
 Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max, uint64_t staging_bytes_max)
-    : arena_bytes_max_(arena_bytes_max), server_(threads, memory_bytes_max, staging_bytes_max) {}
+    : arena_bytes_max_(arena_bytes_max),
+      server_(threads, memory_bytes_max, staging_bytes_max / limits::kStagedShare),
+      received_bytes_max_(staging_bytes_max / limits::kReceivedShare),
+      waiting_(staging_bytes_max / limits::kWaitingShare),
+      answers_(staging_bytes_max / limits::kAnswersShare) {
+  // Large blocks of the heap go back to the system when they are freed. Else every thread would keep some of its own.
+  mallopt(M_MMAP_THRESHOLD, kHeapBlockBytesMax);
+}
 
 Host::~Host() { (void)close(limits::kNoDeadline); }
 
 Status Host::adopt(int fd, const std::string& peer, const std::string& session_key) {
-  auto connection = std::make_shared<Connection>(*this, fd, peer, session_key);
+  const auto connection = std::make_shared<Connection>(*this, fd, peer, session_key);
+  Status status;
   {
     std::lock_guard lock(mutex_);
     if (closed_) return Status(Code::kClosed, "the server is closed");
     if (connections_.size() >= limits::kConnectionsMax) {
-      return Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kConnectionsMax) + " connections");
+      status = Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kConnectionsMax) + " connections");
+    } else {
+      connections_[connection.get()] = connection;
+      running_.fetch_add(1, std::memory_order_relaxed);
     }
-    connections_[connection.get()] = connection;
-    running_.fetch_add(1, std::memory_order_relaxed);
   }
-  std::thread([this, connection = std::move(connection)]() mutable {
-    connection->run();
-    Connection* const gone = connection.get();
-    connection.reset();
-    ended(gone);
-  }).detach();
-  return {};
+  if (status.ok()) {
+    const auto run = [this, connection = connection]() mutable {
+      connection->run();
+      Connection* const gone = connection.get();
+      connection.reset();
+      ended(gone);
+    };
+    if (start_detached(run)) return {};
+    ended(connection.get());
+    status = Status(Code::kResourceExhausted, "no thread to be had for another connection");
+  }
+  connection->refuse(status);
+  return status;
 }
 
 void Host::ended(Connection* connection) {
@@ -44,7 +62,11 @@ void Host::ended(Connection* connection) {
     connections_.erase(connection);
   }
   last.reset();
-  std::lock_guard lock(mutex_);  // so that close() does not end before this thread has let go
+  stopped_running();
+}
+
+void Host::stopped_running() {
+  std::lock_guard lock(mutex_);  // so that close() does not return before this thread is done
   running_.fetch_sub(1, std::memory_order_release);
   os::wake_all(running_);
 }
@@ -53,6 +75,7 @@ Status Host::close(int64_t deadline_ns) {
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
+    told_by_scheduler_.notify_all();
     for (const auto& [p, connection] : connections_) connection->shut_down();
   }
   for (;;) {
@@ -66,43 +89,65 @@ Status Host::close(int64_t deadline_ns) {
   return {};
 }
 
-size_t Host::guests() {
+size_t Host::connections() {
   std::lock_guard lock(mutex_);
-  return guests_.size();
+  return connections_.size();
+}
+
+size_t Host::clients() {
+  std::lock_guard lock(mutex_);
+  return clients_.size();
 }
 
 Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                     uint64_t incarnation, std::shared_ptr<Guest>* out) {
+                     uint64_t incarnation, std::shared_ptr<ClientSession>* out) {
+  if (hello.cluster != cluster_.load(std::memory_order_relaxed))
+    return Status(Code::kAccessDenied, "hello: this server is of another cluster than the client, or of none");
+  if (hello.cluster != 0 && !hello.reads()) WL_RETURN_IF_ERROR(await_view(hello, incarnation));
   std::shared_ptr<Connection> old;
-  std::shared_ptr<Crowd> changed;
+  std::shared_ptr<Workers> changed;
   const Status welcomed = welcome_locked(connection, hello, key, incarnation, out, &old, &changed);
   if (changed != nullptr) server_.tell_gates(changed);
   WL_RETURN_IF_ERROR(welcomed);
-  // What the old one has begun may write into the client's memory: it ends before the client may send anything again.
+  // The old connection's requests may still write into the client's memory: they must end before the client sends
+  // again.
   if (old == nullptr || (*out)->arenas.empty() || old->wait_ended(os::now_ns() + int64_t{limits::kStallMs} * 1'000'000))
     return {};
   leave(*out);
-  // The one refusal of a hello after which a client tries again.
+  // A client retries its hello after this refusal only.
   return Status(Code::kCorrupt, "the connection before this one is still at work");
 }
 
+// The scheduler alone says who has which rank. It tells workers and servers at the same time, so a hello may be first.
+Status Host::await_view(const Hello& hello, uint64_t incarnation) {
+  std::unique_lock lock(mutex_);
+  bool given_up = false, known = false;
+  told_by_scheduler_.wait_for(lock, kSchedulerWait, [&] {
+    const auto app = app_workers_.find(hello.app);
+    given_up = app != app_workers_.end() && app->second->given_up(incarnation);
+    known = app != app_workers_.end() && app->second->knows(hello.rank, incarnation);
+    return known || given_up || closed_;
+  });
+  if (known) return {};
+  const std::string who = "hello: rank " + std::to_string(hello.rank) + " of app '" + hello.app + "'";
+  if (given_up) return Status(Code::kClosed, who + " was given up, and others went on without it");
+  return Status(Code::kTimeout, who + " is not, or not as this process, in the view that the scheduler has told us");
+}
+
 Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                            uint64_t incarnation, std::shared_ptr<Guest>* out, std::shared_ptr<Connection>* old,
-                            std::shared_ptr<Crowd>* changed) {
-  if (hello.cluster != cluster_.load(std::memory_order_relaxed)) {
-    return Status(Code::kAccessDenied, "hello: this server is of another cluster than the client, or of none");
-  }
-  if (hello.cluster == 0 && hello.world_size > limits::kGuestsMax) {
+                            uint64_t incarnation, std::shared_ptr<ClientSession>* out, std::shared_ptr<Connection>* old,
+                            std::shared_ptr<Workers>* changed) {
+  if (hello.cluster == 0 && hello.world_size > limits::kClientsMax) {
     return Status(Code::kInvalidArgument, "hello: world_size " + std::to_string(hello.world_size) + ", at most " +
-                                              std::to_string(limits::kGuestsMax) + " without a scheduler");
+                                              std::to_string(limits::kClientsMax) + " without a scheduler");
   }
   std::lock_guard lock(mutex_);
-  const auto known = guests_.find(key);
-  if (known == guests_.end() && hello.known == incarnation_) {
+  const auto known = clients_.find(key);
+  if (known == clients_.end() && hello.known == incarnation_) {
     return Status(Code::kServerLost, "the session was away for long and has been forgotten; connect() again");
   }
-  // A list that was mistyped must not bind a server for good.
-  if (known == guests_.end() && unused()) catalogue_ = Catalogue();
+  // A mistyped list must not bind a server for good.
+  if (known == clients_.end() && unused()) catalogue_ = Catalogue();
   const bool first = catalogue_.servers() == 0;
   WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
   if (first) index_ = hello.index;
@@ -110,10 +155,13 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     return Status(Code::kSpecMismatch, "servers: this one is number " + std::to_string(index_) +
                                            " of the list, not number " + std::to_string(hello.index));
   }
-  if (guests_.size() >= limits::kGuestsMax && known == guests_.end()) forget_one();
-  std::shared_ptr<Guest>& guest = guests_[key];
-  if (guest == nullptr) {
-    auto made = std::make_shared<Guest>();
+  const auto same = [&](const auto& other) { return other.second->incarnation == incarnation && other.first != key; };
+  if (hello.cluster != 0 && std::any_of(clients_.begin(), clients_.end(), same))
+    return Status(Code::kAccessDenied, "hello: another session has this incarnation");
+  if (clients_.size() >= limits::kClientsMax && known == clients_.end()) forget_one();
+  std::shared_ptr<ClientSession>& client = clients_[key];
+  if (client == nullptr) {
+    auto made = std::make_shared<ClientSession>();
     made->key = key;
     made->incarnation = incarnation;
     if (!free_numbers_.empty()) {
@@ -122,103 +170,130 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     } else if (numbers_ < limits::kSessionsMax) {
       made->number = numbers_++;
     } else {
-      guests_.erase(key);
+      clients_.erase(key);
       return Status(Code::kResourceExhausted, "at most " + std::to_string(limits::kSessionsMax) + " sessions");
     }
+    made->workers = workers_locked(hello.app);
     auto app = std::find(apps_.begin(), apps_.end(), hello.app);
-    if (app == apps_.end()) app = apps_.insert(app, hello.app);
+    if (app == apps_.end()) app = std::find(apps_.begin(), apps_.end(), "");
+    if (app == apps_.end()) app = apps_.insert(app, "");
+    *app = hello.app;
     made->app = static_cast<uint32_t>(app - apps_.begin()) + 1;
-    made->crowd = crowd_locked(hello.app);
     made->rank = hello.reads() ? Gate::kOutsider : hello.rank;
     made->world_size = hello.world_size;
-    // Where there is no scheduler, clients say themselves how many they are.
-    if (!hello.reads() && hello.cluster == 0 && made->crowd->assume(hello.world_size)) *changed = made->crowd;
-    if (made->rank_at_home() != Gate::kOutsider) made->crowd->came(made->rank, incarnation);
-    guest = std::move(made);
+    // Without a scheduler, clients say themselves how many they are.
+    if (!hello.reads() && hello.cluster == 0 && made->workers->assume(hello.world_size)) *changed = made->workers;
+    if (made->rank_at_home() != Gate::kOutsider) made->workers->came(made->rank, incarnation);
+    client = std::move(made);
   }
-  if (guest->incarnation != incarnation || guest->over || apps_[guest->app - 1] != hello.app) {
+  if (client->incarnation != incarnation || client->over || apps_[client->app - 1] != hello.app) {
     return Status(Code::kAccessDenied, "hello: the session key belongs to another session");
   }
-  // A connection that is re-made replaces the one before, which may not have noticed yet that it is dead.
-  *old = guest->lanes[hello.lane].lock();
+  // A new connection replaces the one before, which may not have noticed yet that it is dead.
+  *old = client->lanes[hello.lane].lock();
   if (*old == connection) *old = nullptr;
   if (*old != nullptr) (*old)->shut_down();
-  guest->lanes[hello.lane] = connection;
-  ++guest->connections;
-  *out = guest;
+  client->lanes[hello.lane] = connection;
+  ++client->connections;
+  *out = client;
   return {};
 }
 
-// Whether nothing is kept here and nobody is there who could want anything.
+// Whether there are no objects here and no clients connected.
 bool Host::unused() {
   if (!catalogue_.empty()) return false;
-  for (const auto& [key, guest] : guests_) {
-    if (guest->connections != 0) return false;
+  for (const auto& [key, client] : clients_) {
+    if (client->connections != 0) return false;
   }
   return server_.objects().empty();
 }
 
-// Clients that are killed say no goodbye. The one that has been away for longest is not waited for any more.
+// Killed clients say no goodbye: forgets the one that has been away longest.
 void Host::forget_one() {
-  auto oldest = guests_.end();
-  for (auto it = guests_.begin(); it != guests_.end(); ++it) {
-    if (it->second->connections == 0 && (oldest == guests_.end() || it->second->left_ns < oldest->second->left_ns))
+  auto oldest = clients_.end();
+  for (auto it = clients_.begin(); it != clients_.end(); ++it) {
+    if (it->second->connections == 0 && (oldest == clients_.end() || it->second->left_ns < oldest->second->left_ns))
       oldest = it;
   }
-  if (oldest == guests_.end()) return;
+  if (oldest == clients_.end()) return;
   free_numbers_.push_back(oldest->second->number);
-  guests_.erase(oldest);
+  clients_.erase(oldest);
 }
 
-std::shared_ptr<Crowd> Host::crowd_locked(const std::string& app) {
-  std::shared_ptr<Crowd>& crowd = crowds_[app];
-  if (crowd == nullptr) crowd = std::make_shared<Crowd>(app);
-  return crowd;
+// An app is in use while it has sessions or objects, or somebody is waited for in its view.
+void Host::free_apps_locked() {
+  for (auto it = app_workers_.begin(); it != app_workers_.end();) {
+    if (it->second.use_count() == 1 && it->second->over()) {
+      std::replace(apps_.begin(), apps_.end(), it->first, std::string());
+      it = app_workers_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  free_apps_at_ = std::max(kAppsKept, 2 * app_workers_.size());
 }
 
-void Host::set_view(const std::string& app, uint64_t number, const std::vector<Crowd::Member>& workers,
+std::shared_ptr<Workers> Host::workers_locked(const std::string& app) {
+  if (app_workers_.size() >= free_apps_at_ && !app_workers_.contains(app)) free_apps_locked();
+  std::shared_ptr<Workers>& workers = app_workers_[app];
+  if (workers == nullptr) workers = std::make_shared<Workers>(app);
+  return workers;
+}
+
+void Host::set_view(const std::string& app, uint64_t number, const std::vector<Workers::Member>& members,
                     const std::vector<uint32_t>& waited) {
-  std::shared_ptr<Crowd> crowd;
+  std::shared_ptr<Workers> workers;
   {
     std::lock_guard lock(mutex_);
-    crowd = crowd_locked(app);
+    if (members.empty() && waited.empty() && !app_workers_.contains(app)) return;  // it is over, and was freed
+    workers = workers_locked(app);
   }
-  if (crowd->set_view(number, workers, waited)) server_.tell_gates(crowd);
+  const bool changed = workers->set_view(number, members, waited);
+  {
+    std::lock_guard lock(mutex_);
+    told_by_scheduler_.notify_all();
+  }
+  if (changed) server_.tell_gates(workers);
 }
 
-void Host::tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open) {
-  if (guest.rank_at_home() != Gate::kOutsider) server_.tick(guest.crowd, guest.rank, clock, std::move(open));
+// Who was given up closes nothing: somebody else may have its rank by now.
+static bool ticks(const ClientSession& client) {
+  return client.rank_at_home() != Gate::kOutsider && !client.workers->given_up(client.incarnation);
 }
 
-void Host::tick(const Guest& guest, uint64_t clock) {
-  if (guest.rank_at_home() != Gate::kOutsider) server_.tick(guest.crowd, guest.rank, clock);
+void Host::tick(const ClientSession& client, uint64_t clock, std::vector<uint32_t> open) {
+  if (ticks(client)) server_.tick(client.workers, client.rank, clock, std::move(open));
 }
 
-Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
-  if (guest.rank_at_home() == Gate::kOutsider) {  // of another world: nobody waits for it, and it for nobody
-    *standing = {.own = 0, .known = true, .waited = true, .starts = true};
+void Host::tick(const ClientSession& client, uint64_t clock) {
+  if (ticks(client)) server_.tick(client.workers, client.rank, clock);
+}
+
+Status Host::enter(const ClientSession& client, uint64_t clock, ClockReport* report) {
+  if (client.rank_at_home() == Gate::kOutsider) {  // of another world_size: it waits for nobody, and nobody for it
+    *report = {.own = 0, .waited = true, .starts = true};
     return {};
   }
   if (clock == Gate::kOver) {
-    if (guest.crowd->left(guest.rank, guest.incarnation)) server_.tell_gates(guest.crowd);
+    if (client.workers->left(client.rank, client.incarnation)) server_.tell_gates(client.workers);
     return {};
   }
-  // Its view may still be on the way: until then nobody here would wait for it, while others do elsewhere.
-  standing->known = guest.crowd->await_view(guest.rank, guest.incarnation, kViewWaitNs);
-  if (!standing->known) return {};
-  if (clock != Gate::kNone && guest.crowd->enter(guest.rank, guest.incarnation, clock)) server_.tell_gates(guest.crowd);
-  standing->waited = guest.crowd->waits_for(guest.rank);
-  standing->starts = guest.crowd->starts(guest.rank);
+  if (!client.workers->knows(client.rank, client.incarnation))
+    return Status(Code::kClosed, "enter: rank " + std::to_string(client.rank) + " is in the view no more");
+  if (clock != Gate::kNone && client.workers->enter(client.rank, client.incarnation, clock))
+    server_.tell_gates(client.workers);
+  report->waited = client.workers->waits_for(client.rank);
+  report->starts = client.workers->starts(client.rank);
   const auto visit = [&](const Gate& gate) {
-    const uint64_t own = std::max(gate.clock_of(guest.rank), gate.made());
-    standing->own = std::min(standing->own, own);
-    standing->own_highest = std::max(standing->own_highest, own);
-    standing->lowest = std::min(standing->lowest, gate.lowest());
-    standing->highest = std::max(standing->highest, gate.highest());
+    const uint64_t own = std::max(gate.clock_of(client.rank), gate.made());
+    report->own = std::min(report->own, own);
+    report->own_highest = std::max(report->own_highest, own);
+    report->lowest = std::min(report->lowest, gate.lowest());
+    report->highest = std::max(report->highest, gate.highest());
   };
-  guest.crowd->visit_pace(visit);
-  server_.each_gate(guest.crowd, [&](ServedObject& object, Shard& shard) {
-    standing->rounds = standing->rounds || object.spec().sync().rounds();
+  client.workers->visit_pace(visit);
+  server_.each_gate(client.workers, [&](ServedObject& object, Shard& shard) {
+    report->rounds = report->rounds || object.spec().sync().rounds();
     if (shard.home.state == Residence::kHere || shard.home.state == Residence::kFrozen) visit(*shard.gate);
   });
   return {};
@@ -227,7 +302,7 @@ Status Host::enter(const Guest& guest, uint64_t clock, Standing* standing) {
 std::vector<std::pair<std::string, SyncStats>> Host::sync_stats() {
   std::vector<std::pair<std::string, SyncStats>> all;
   std::lock_guard lock(mutex_);
-  for (const auto& [app, crowd] : crowds_) all.emplace_back(app, crowd->stats());
+  for (const auto& [app, workers] : app_workers_) all.emplace_back(app, workers->stats());
   return all;
 }
 
@@ -237,7 +312,7 @@ std::vector<std::string> Host::overdue(int64_t ns) {
   std::vector<std::string> lines;
   for (const auto& object : server_.objects()) {
     if (!object->spec().sync().gated()) continue;
-    const std::string& app = object->crowd()->app();
+    const std::string& app = object->workers()->app();
     for (uint32_t i = 0; i < object->shards(); ++i) {
       Shard* const shard = object->find(i);
       if (shard == nullptr) continue;
@@ -261,40 +336,79 @@ std::vector<std::string> Host::overdue(int64_t ns) {
   return lines;
 }
 
-void Host::goodbye(const std::shared_ptr<Guest>& guest) {
-  if (guest->rank_at_home() != Gate::kOutsider && guest->crowd->left(guest->rank, guest->incarnation))
-    server_.tell_gates(guest->crowd);
+void Host::goodbye(const std::shared_ptr<ClientSession>& client) {
+  if (client->rank_at_home() != Gate::kOutsider && client->workers->left(client->rank, client->incarnation))
+    server_.tell_gates(client->workers);
   std::lock_guard lock(mutex_);
-  guest->over = true;
-  for (const auto& lane : guest->lanes) {
+  client->over = true;
+  for (const auto& lane : client->lanes) {
     if (const auto connection = lane.lock(); connection != nullptr) connection->shut_down();
   }
 }
 
-void Host::leave(const std::shared_ptr<Guest>& guest) {
+void Host::leave(const std::shared_ptr<ClientSession>& client) {
   std::lock_guard lock(mutex_);
-  guest->left_ns = os::now_ns();
-  if (--guest->connections != 0) return;
-  guest->arenas.clear();  // who comes back brings them again
-  if (!guest->over) return;
-  free_numbers_.push_back(guest->number);
-  guests_.erase(guest->key);
+  client->left_ns = os::now_ns();
+  if (--client->connections != 0) return;
+  client->arenas.clear();  // a client that comes back brings them again
+  if (!client->over) return;
+  free_numbers_.push_back(client->number);
+  clients_.erase(client->key);
 }
 
 Status Host::open(const ObjectSpec& spec, Map* map) {
+  if (scheduled()) return Status(Code::kInvalidArgument, "open: the scheduler keeps the catalogue");
   std::lock_guard lock(mutex_);
   if (index_ != 0) return Status(Code::kInvalidArgument, "open: the first server of the list keeps the catalogue");
   return catalogue_.open(spec, map);
 }
 
 Status Host::list(std::vector<Catalogue::Entry>* out) {
+  if (scheduled()) return Status(Code::kInvalidArgument, "list: the scheduler keeps the catalogue");
   std::lock_guard lock(mutex_);
   if (index_ != 0) return Status(Code::kInvalidArgument, "list: the first server of the list keeps the catalogue");
   *out = catalogue_.entries();
   return {};
 }
 
-Status Host::attach(const ObjectSpec& spec, const Map& map) {
+void Host::know_object(const ObjectSpec& spec, const Map& map) {
+  std::lock_guard lock(mutex_);
+  told_of_[map.object] = {spec, map};
+  newest_ = std::max(newest_, map.object);
+  told_by_scheduler_.notify_all();
+}
+
+void Host::forget_object(uint32_t object) {
+  Catalogue::Entry gone;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = told_of_.find(object);
+    if (it == told_of_.end()) return;
+    gone = std::move(it->second);
+    told_of_.erase(it);
+  }
+  (void)server_.forget(gone.spec, gone.map);  // one that somebody has pushed to stays, for those who have it open
+}
+
+// Numbers are the scheduler's to give, in ascending order. It tells the servers before the client that asked for the
+// object, but on other connections.
+Status Host::await_object(const ObjectSpec& spec, Map* map) {
+  std::unique_lock lock(mutex_);
+  told_by_scheduler_.wait_for(lock, kSchedulerWait, [&] { return newest_ >= map->object || closed_; });
+  const auto it = told_of_.find(map->object);
+  const std::string what = "'" + spec.own_name() + "': object " + std::to_string(map->object);
+  if (it == told_of_.end() && newest_ < map->object)
+    return Status(Code::kTimeout, what + " is none that the scheduler has told us of");
+  if (it == told_of_.end()) return Status(Code::kNotFound, what + " is no more");
+  if (!(it->second.spec == spec))
+    return Status(Code::kSpecMismatch, what + " is '" + it->second.spec.name + "', or has another spec");
+  *map = it->second.map;
+  return {};
+}
+
+Status Host::attach(const ObjectSpec& spec, const Map& asked) {
+  Map map = asked;
+  if (scheduled()) WL_RETURN_IF_ERROR(await_object(spec, &map));
   uint32_t shards = 0, servers = 0, index = 0;
   {
     std::lock_guard lock(mutex_);
@@ -307,7 +421,8 @@ Status Host::attach(const ObjectSpec& spec, const Map& map) {
     return Status(Code::kInvalidArgument, "attach: object " + std::to_string(map.object) + " of at most " +
                                               std::to_string(limits::kObjectsMax));
   }
-  // What has moved here came with its object. Without it, a server would begin anew with what it does not have.
+  // A shard that moved here brought its object along. If the object is unknown, the shard is lost: do not start it
+  // anew.
   const auto came = [&](const Map::Owned& run) { return run.server == index && run.term != Map::kFirstTerm; };
   if (find(map.object) == nullptr && std::any_of(map.runs.begin(), map.runs.end(), came)) {
     return Status(Code::kServerLost, "'" + spec.own_name() + "': shards that moved to this server are not here");
@@ -343,12 +458,12 @@ Traffic Host::traffic() {
 }
 
 Status Host::make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out) {
-  std::shared_ptr<Crowd> crowd;
+  std::shared_ptr<Workers> workers;
   {
     std::lock_guard lock(mutex_);
-    crowd = crowd_locked(spec.app());
+    workers = workers_locked(spec.app());
   }
-  return server_.make(spec, map, index, &pools_of(spec), crowd, out);
+  return server_.make(spec, map, index, &pools_of(spec), workers, out);
 }
 
 Status Host::depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out) {
@@ -366,14 +481,18 @@ Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std
                                                 std::to_string(index_) + " of the list, not number " +
                                                 std::to_string(index));
   }
+  Map known = map;
+  if (scheduled()) WL_RETURN_IF_ERROR(await_object(spec, &known));
   WL_RETURN_IF_ERROR(spec.shards(&shards));
   WL_RETURN_IF_ERROR(map.check(shards, limits::kServersMax));
+  if (!known.agrees(map, shards))
+    return Status(Code::kSpecMismatch, "'" + spec.own_name() + "': its map is not the scheduler's");
   if (map.object == 0 || map.object > limits::kObjectsMax)
     return Status(Code::kInvalidArgument,
                   "object " + std::to_string(map.object) + " of at most " + std::to_string(limits::kObjectsMax));
-  // Under a scheduler a server keeps its number for one life only: what has been here since the object was made, and is
-  // not known, is what no client has told it of yet.
-  const bool told_late = cluster_.load(std::memory_order_relaxed) != 0;
+  // Under a scheduler a server's number is used for one life only. So if shards are here since the object was made and
+  // the object is unknown, no client has told this server of it yet.
+  const bool told_late = scheduled();
   const auto missing = [&](const Map::Owned& run) {
     return run.server == index && !(told_late && run.term == Map::kFirstTerm);
   };
@@ -383,19 +502,20 @@ Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std
 }
 
 Status Host::detach(const ObjectSpec& spec, const Map& map) {
+  if (scheduled()) return Status(Code::kInvalidArgument, "detach: the scheduler says what is forgotten");
   WL_RETURN_IF_ERROR(server_.forget(spec, map));
   std::lock_guard lock(mutex_);
   if (index_ == 0) catalogue_.forget(spec, map.object);
   return {};
 }
 
-bool Host::reserve(uint64_t bytes, int64_t deadline_ns) {
+bool Host::reserve(uint64_t bytes, bool force, int64_t deadline_ns) {
   const bool huge = bytes > limits::kHugePartBytes;
   std::atomic<uint64_t>& place = huge ? huge_bytes_ : staged_bytes_;
   for (;;) {
     const uint32_t releases = staged_releases_.load(std::memory_order_seq_cst);
     uint64_t used = place.load(std::memory_order_seq_cst);
-    while (used == 0 || (!huge && used + bytes <= limits::kStagingBytesMax)) {
+    while (used == 0 || force || (!huge && used + bytes <= received_bytes_max_)) {
       if (place.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst)) return true;
     }
     const int64_t left = deadline_ns - os::now_ns();

@@ -1,26 +1,27 @@
-// Host: a server process. It has the objects, the sessions of the clients, and a thread per connection.
+// Host: a server process. It owns the objects, the sessions of the clients, and a thread per connection.
 //
-// A connection arrives authenticated: the first bytes of a stranger are read in Python (windlass/_serve.py), which then
-// hands the socket over. From there a thread of its own reads frames and answers them (server/connection.h); an idle
-// connection costs a blocked thread and nothing else.
+// A connection arrives authenticated: Python reads the first bytes of a stranger (windlass/_net/serve.py) and then
+// hands the socket over. From then on the connection's own thread reads frames and answers them
+// (server/net/connection.h); an idle connection costs a blocked thread and nothing else.
 //
 // Thread safety: every method from any thread.
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/os.h"
-#include "server/arenas.h"
+#include "base/thread.h"
 #include "server/catalogue.h"
-#include "server/channel.h"
-#include "server/departure.h"
+#include "server/move/departure.h"
+#include "server/net/arenas.h"
+#include "server/net/channel.h"
 #include "server/server.h"
 
 namespace windlass {
@@ -28,120 +29,143 @@ namespace windlass {
 class Connection;
 
 // A session as the server sees it.
-struct Guest {
+struct ClientSession {
   std::string key;           // what its connections present
   uint64_t incarnation = 0;  // what its frames carry
-  uint32_t number = 0;       // under which shards keep its records
+  uint32_t number = 0;       // shards keep its records under this
   uint32_t app = 0;
-  uint32_t rank = Gate::kOutsider;  // unless it is a reader
-  std::shared_ptr<Crowd> crowd;     // of its app
+  uint32_t rank = Gate::kOutsider;   // kOutsider: a reader
+  std::shared_ptr<Workers> workers;  // of its app
 
   uint32_t world_size = 0;
-  uint32_t rank_in(const Crowd& of) const {
-    return &of == crowd.get() ? of.rank_of(rank, world_size) : Gate::kOutsider;
+  uint32_t rank_in(const Workers& of) const {
+    return &of == workers.get() ? of.rank_of(rank, world_size) : Gate::kOutsider;
   }
-  uint32_t rank_at_home() const { return rank_in(*crowd); }
+  uint32_t rank_at_home() const { return rank_in(*workers); }
+  AnswerQuota::Whose whose() const { return {rank_at_home(), app}; }
   std::weak_ptr<Connection> lanes[limits::kLanes];
   uint32_t connections = 0;
   int64_t left_ns = 0;  // when its last connection ended
-  bool over = false;    // it said goodbye
+  bool over = false;    // it has said goodbye
   Arenas arenas;        // while it has a connection
+
+  // Answers to it that show an update under BSP and are not made yet, and the clock that the first of them asked for.
+  std::atomic<uint32_t> updates_due{0};
+  std::atomic<uint64_t> updates_asked{0};
 };
 
 class Host {
  public:
-  // arena_bytes_max: what one session may share. staging_bytes_max: for pushes that came over sockets and wait for
-  // their update.
+  // arena_bytes_max: how much one session may share. staging_bytes_max: for all that is under way between clients and
+  // objects (limits::kStagedShare and those beside it).
   Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max = ~uint64_t{0},
-       uint64_t staging_bytes_max = limits::kRoundsBytesMax);
+       uint64_t staging_bytes_max = limits::kStagingBytesMax);
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
   ~Host();
 
-  // Takes the socket, also when it fails. `session_key` joins connections to their session.
+  // Owns the socket from here on, even on error. `session_key` joins connections to their session.
   Status adopt(int fd, const std::string& peer, const std::string& session_key);
-  // Who runs the user's functions. Before the first connection.
+  // Sets who runs the user's functions. Call before the first connection.
   void set_user_code(std::shared_ptr<UserCode> code) { server_.set_user_code(std::move(code)); }
   // Ends all connections and waits for their threads.
   Status close(int64_t deadline_ns);
 
-  // Which cluster this server belongs to: clients of another are refused. 0, until it is set: of none.
+  // Sets the cluster this server belongs to: clients of another are refused. 0, the default: of none.
   void set_cluster(uint64_t cluster) { cluster_.store(cluster, std::memory_order_relaxed); }
 
-  // Who trains together in an app, and whose place is kept for somebody else.
-  void set_view(const std::string& app, uint64_t number, const std::vector<Crowd::Member>& workers,
+  // Sets which workers of an app train together, and for which ranks (`waited`) a place is kept for a replacement.
+  void set_view(const std::string& app, uint64_t number, const std::vector<Workers::Member>& members,
                 const std::vector<uint32_t>& waited);
   std::vector<std::pair<std::string, SyncStats>> sync_stats();
-  // A line for everybody who has waited at a gate for so long since it was last said.
+  // Reports workers that have waited at a gate for `ns`, a line each, and each again only after another `ns`.
   std::vector<std::string> overdue(int64_t ns);
   uint64_t rounds_bytes() { return server_.staging().used(); }
 
-  // What the tables of an app may take here, from now on; the first word counts. Before any of them is made.
+  // The scheduler's word on an object: its number, what it is, and where its shards are by now; and that it is no more.
+  void know_object(const ObjectSpec& spec, const Map& map);
+  void forget_object(uint32_t object);
+
+  // Limits the memory of an app's tables here. Call before any of them is made; only the first call counts.
   void set_quota(const std::string& app, uint64_t table_bytes_max);
   std::map<std::string, uint64_t> quotas_used();  // by app
   Traffic traffic();                              // since the start
 
   uint64_t incarnation() const { return incarnation_; }
-  uint32_t connections() const { return running_.load(std::memory_order_relaxed); }
-  size_t guests();
+  size_t connections();
+  size_t clients();
   Server& server() { return server_; }
 
-  // A shard leaves for another server of the list, under a higher term. *out stays null when it has left already.
+  // Begins to move a shard to another server of the list, under a higher term. *out stays null if it has left already.
   Status depart(uint32_t object, uint32_t shard, uint32_t server, uint32_t term, std::unique_ptr<Departure>* out);
-  // For arrivals: the object, which is made if it is not known here. `index`: what the sender takes this server for.
+  // For arrivals: finds the object, or makes it. `index`: this server's number, as the sender knows it.
   Status receive(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out);
 
   // For connections.
-  // In a thread of its own, which close() waits for.
+  // Runs f in a thread of its own, which close() waits for; false if there is none to be had.
   template <class F>
-  void run_beside(F f) {
+  bool run_beside(F f) {
     running_.fetch_add(1, std::memory_order_relaxed);
-    std::thread([this, f = std::move(f)]() mutable {
+    const auto run = [this, f = std::move(f)]() mutable {
       f();
       {
         const F gone = std::move(f);
-      }  // what it held goes before close() may return
-      std::lock_guard lock(mutex_);
-      running_.fetch_sub(1, std::memory_order_release);
-      os::wake_all(running_);
-    }).detach();
+      }  // free what it holds before close() may return
+      stopped_running();
+    };
+    if (start_detached(run)) return true;
+    stopped_running();
+    return false;
   }
-  void tick(const Guest& guest, uint64_t clock, std::vector<uint32_t> open);
-  void tick(const Guest& guest, uint64_t clock);  // with the same objects open as the last time
-  // A worker begins at a clock; Gate::kNone: it only asks; Gate::kOver: it is done.
-  Status enter(const Guest& guest, uint64_t clock, Standing* standing);
+  void tick(const ClientSession& client, uint64_t clock, std::vector<uint32_t> open);
+  void tick(const ClientSession& client, uint64_t clock);  // with the same objects open as last time
+  // A worker begins at `clock`; Gate::kNone: it only asks; Gate::kOver: it is done.
+  Status enter(const ClientSession& client, uint64_t clock, ClockReport* report);
   Status welcome(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                 uint64_t incarnation, std::shared_ptr<Guest>* guest);
-  void goodbye(const std::shared_ptr<Guest>& guest);
-  void leave(const std::shared_ptr<Guest>& guest);
+                 uint64_t incarnation, std::shared_ptr<ClientSession>* client);
+  void goodbye(const std::shared_ptr<ClientSession>& client);
+  void leave(const std::shared_ptr<ClientSession>& client);
   Status open(const ObjectSpec& spec, Map* map);
+  // Makes an object here, or finds it. Under a scheduler it must be one that the scheduler has told of.
   Status attach(const ObjectSpec& spec, const Map& map);
-  // Forgets an object that could not be made everywhere, unless somebody has pushed to it.
+  // Forgets an object that could not be made everywhere, unless somebody has pushed to it. Under a scheduler only that
+  // says so.
   Status detach(const ObjectSpec& spec, const Map& map);
   Status list(std::vector<Catalogue::Entry>* out);
   std::shared_ptr<ServedObject> find(uint32_t object) { return server_.find(object); }
   uint64_t arena_bytes_max() const { return arena_bytes_max_; }
 
-  // Memory for the bytes of requests, together: who would pass the limit waits, and its client feels it. Parts that are
-  // huge have a place of their own, for one at a time, so that others do not wait for them.
-  bool reserve(uint64_t bytes, int64_t deadline_ns);
+  // Limits the memory for the bytes of all requests. Back-pressure: a connection beyond the limit waits, and does not
+  // read its client meanwhile. Huge blocks have a limit of their own, one at a time, so that others do not wait for
+  // them. force: whatever room there is.
+  bool reserve(uint64_t bytes, bool force, int64_t deadline_ns);
   void release(uint64_t bytes);
-  // Memory for requests that came before their time.
-  bool charge_parked(uint64_t bytes) { return parked_.charge(bytes); }
-  void refund_parked(uint64_t bytes) { parked_.refund(bytes); }
+  // Limits the memory of requests that wait, for earlier ones of their session or at a gate.
+  StagingQuota& waiting() { return waiting_; }
+  // Limits the memory of answers that are made and not sent.
+  AnswerQuota& answers() { return answers_; }
 
-  // One thread at most spins for the next request.
+  // At most one thread spins for the next request.
   bool begin_spin() { return may_spin_ && !spinning_.exchange(true, std::memory_order_acq_rel); }
   void end_spin() { spinning_.store(false, std::memory_order_release); }
 
  private:
+  static constexpr size_t kAppsKept = 64;
+
   void ended(Connection* connection);
+  // Whether the scheduler's view of the app has this worker; waits for a view that is still on the way.
+  Status await_view(const Hello& hello, uint64_t incarnation);
+  // Whether the scheduler gave this object its number; likewise. *map becomes the scheduler's.
+  Status await_object(const ObjectSpec& spec, Map* map);
+  bool scheduled() const { return cluster_.load(std::memory_order_relaxed) != 0; }
+  void stopped_running();
   Status welcome_locked(const std::shared_ptr<Connection>& connection, const Hello& hello, const std::string& key,
-                        uint64_t incarnation, std::shared_ptr<Guest>* guest, std::shared_ptr<Connection>* old,
-                        std::shared_ptr<Crowd>* changed);
+                        uint64_t incarnation, std::shared_ptr<ClientSession>* client, std::shared_ptr<Connection>* old,
+                        std::shared_ptr<Workers>* changed);
   void forget_one();
   bool unused();
-  std::shared_ptr<Crowd> crowd_locked(const std::string& app);
+  std::shared_ptr<Workers> workers_locked(const std::string& app);
+  void free_apps_locked();
   TablePools& pools_of(const ObjectSpec& spec);
   Status make(const ObjectSpec& spec, const Map& map, uint32_t index, std::shared_ptr<ServedObject>* out);
 
@@ -150,24 +174,30 @@ class Host {
   const uint64_t arena_bytes_max_;
   std::atomic<uint64_t> cluster_{0};
   Server server_;
-  Budget parked_{limits::kParkedBytesMax};
+  const uint64_t received_bytes_max_;
+  StagingQuota waiting_;
+  AnswerQuota answers_;
   std::mutex overdue_mutex_;
-  std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when somebody's wait was last spoken of
+  std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when a worker's wait was last reported
 
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable told_by_scheduler_;
   Catalogue catalogue_;
-  uint32_t index_ = 0;  // of this server in the list
-  std::map<std::string, std::shared_ptr<Guest>> guests_;
+  uint32_t index_ = 0;                            // of this server in the list
+  std::map<uint32_t, Catalogue::Entry> told_of_;  // objects that the scheduler has told of
+  uint32_t newest_ = 0;                           // the highest number that it has given, as far as we were told
+  std::map<std::string, std::shared_ptr<ClientSession>> clients_;
   std::vector<uint32_t> free_numbers_;
   uint32_t numbers_ = 0;
-  std::vector<std::string> apps_;
-  std::map<std::string, std::shared_ptr<Crowd>> crowds_;
+  std::vector<std::string> apps_;  // by number, from 1; "": free
+  std::map<std::string, std::shared_ptr<Workers>> app_workers_;
+  size_t free_apps_at_ = kAppsKept;  // when there are so many, those that nobody uses are freed
   std::map<Connection*, std::shared_ptr<Connection>> connections_;
   bool closed_ = false;
 
   Traffic past_;  // of connections that have ended
 
-  std::mutex shares_mutex_;  // of what follows
+  std::mutex shares_mutex_;  // guards what follows
   struct Share {
     Share(uint64_t bytes_max, Budget* above) : budget(bytes_max, above), pools(&budget) {}
     Budget budget;

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <thread>
 
-#include "server/peer_test.h"
+#include "server/net/peer_test.h"
 
 namespace windlass {
 namespace {
@@ -35,12 +35,7 @@ constexpr uint64_t kNoLimit = ~uint64_t{0};
 
 std::string floats(size_t n, float value) { return bytes_of(std::vector<float>(n, value)); }
 
-// The whole budget for parked requests is free.
-bool nothing_is_parked(Host& host) {
-  if (!host.charge_parked(limits::kParkedBytesMax)) return false;
-  host.refund_parked(limits::kParkedBytesMax);
-  return true;
-}
+bool nothing_is_parked(Host& host) { return host.waiting().used() == 0; }
 
 // A host with one of each: a tensor of three shards that refuses NaN, a table that does, and one session's view of it.
 struct Fixture {
@@ -249,29 +244,26 @@ TEST(parts_of_a_step_that_make_no_sense_are_refused_one_by_one) {
   const Frame good = on_spans(Op::kPull, f.tensor, 0, 1, {5, 2});
   const auto spoiled = [&](auto spoil) {
     Frame step = in_step({good, good});
-    wire::StepItem item;
-    std::memcpy(&item, step.parts[1].items.data(), sizeof item);
-    spoil(&item);
-    std::memcpy(step.parts[1].items.data(), &item, sizeof item);
+    spoil(&step.parts[1]);
     std::vector<FramePart> parts = f.peer.call(step);
     CHECK_EQ(parts.size(), 2u);
     if (parts[0].part.shard != 0) std::swap(parts[0], parts[1]);
     CHECK_OK(parts[0].status());
     return parts[1].status();
   };
-  for (const Op op : {Op::kErase, Op::kScan, Op::kStep, Op::kHello, static_cast<Op>(0), static_cast<Op>(200)})
-    CHECK_CODE(spoiled([op](wire::StepItem* i) { i->op = static_cast<uint8_t>(op); }), Code::kInvalidArgument);
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->dtype_in = 5; }), Code::kInvalidArgument);
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->dtype_out = 255; }), Code::kInvalidArgument);
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->hypers = 9; }), Code::kInvalidArgument);
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->hypers = 8; }), Code::kInvalidArgument);  // there is no room for them
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->object = 60'000; }), Code::kNotFound);
-  CHECK_CODE(spoiled([](wire::StepItem* i) { i->shard = 3; }), Code::kStaleMap);
+  for (const Op op : {Op::kErase, Op::kStep, Op::kHello, static_cast<Op>(0), static_cast<Op>(200)})
+    CHECK_CODE(spoiled([op](FramePart* p) { p->about->op = static_cast<uint8_t>(op); }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](FramePart* p) { p->about->dtype_in = 5; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](FramePart* p) { p->about->dtype_out = 255; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](FramePart* p) { p->about->hypers_claimed = 12; }), Code::kInvalidArgument);
+  CHECK_CODE(spoiled([](FramePart* p) { p->about->hypers_claimed = 8; }), Code::kInvalidArgument);  // there is no room
+  CHECK_CODE(spoiled([](FramePart* p) { p->about->object = 60'000; }), Code::kNotFound);
+  CHECK_CODE(spoiled([](FramePart* p) { p->part.shard = 3; }), Code::kStaleMap);
   Frame none = in_step({good});
   none.parts[0].items.resize(63);
-  CHECK_CODE(f.peer.call_one(none).status(), Code::kInvalidArgument);
+  CHECK_CODE(f.peer.call_one(none).status(), Code::kShapeMismatch);
   none.parts[0].items.clear();
-  CHECK_CODE(f.peer.call_one(none).status(), Code::kInvalidArgument);
+  CHECK_CODE(f.peer.call_one(none).status(), Code::kShapeMismatch);
   CHECK_EQ(f.fingerprint(), before);
 }
 
@@ -310,7 +302,7 @@ TEST(nothing_is_served_before_hello) {
     CHECK(status.message().find("before hello") != std::string::npos);
   }
   CHECK_EQ(f.fingerprint(), before);
-  CHECK_EQ(f.host.guests(), 1u);
+  CHECK_EQ(f.host.clients(), 1u);
 }
 
 TEST(frames_of_another_session_or_app_end_the_connection) {
@@ -340,8 +332,70 @@ TEST(a_session_key_belongs_to_one_session) {
   CHECK_CODE(thief.thrown_out(), Code::kProtocolError);  // it is still a stranger
   Peer second = Peer::greeted(f.host, "key", f.peer.session, hello_as(1));
   CHECK_EQ(second.app, f.peer.app);
-  CHECK_EQ(f.host.guests(), 1u);
+  CHECK_EQ(f.host.clients(), 1u);
   CHECK_OK(second.call_one(on_whole(Op::kPull, f.tensor, 0, 1)).status());
+}
+
+// The scheduler says who has which rank. It tells a worker and a server at the same time, so a hello may be first.
+TEST(in_a_cluster_a_worker_is_let_in_once_the_view_has_it_and_nobody_else_is) {
+  Host host(1, kNoLimit);
+  host.set_cluster(7);
+  Hello hello = hello_as();
+  hello.cluster = 7;
+  std::thread scheduler([&] {
+    usleep(100'000);
+    host.set_view("app", 1, {{0, 100, true}}, {});
+  });
+  Peer worker(host, "a", 100);
+  CHECK_OK(worker.hello(hello));
+  scheduler.join();
+  Peer other(host, "b", 200);
+  CHECK_CODE(other.hello(hello), Code::kTimeout);
+  Peer twin(host, "c", 100);
+  CHECK_CODE(twin.hello(hello), Code::kAccessDenied);
+  hello.rank = 1;
+  hello.world_size = 2;
+  Peer elsewhere(host, "d", 100);
+  CHECK_CODE(elsewhere.hello(hello), Code::kTimeout);
+  hello.rank = hello.world_size = 0;  // a reader
+  CHECK_OK(Peer(host, "e", 300).hello(hello));
+  host.set_view("app", 2, {{0, 400, false}}, {});
+  hello = hello_as(1);
+  hello.cluster = 7;
+  CHECK_CODE(Peer(host, "a", 100).hello(hello), Code::kClosed);  // it was given up
+  CHECK_OK(Peer(host, "f", 400).hello(hello));
+  hello.cluster = 0;
+  CHECK_CODE(Peer(host, "g", 400).hello(hello), Code::kAccessDenied);
+}
+
+TEST(in_a_cluster_objects_are_those_that_the_scheduler_has_told_of) {
+  Host host(1, kNoLimit);
+  host.set_cluster(7);
+  host.set_view("app", 1, {{0, 100, true}}, {});
+  Hello hello = hello_as();
+  hello.cluster = 7;
+  Peer peer = Peer::greeted(host, "a", 100, hello);
+  const ObjectSpec spec = a_tensor("w", {100}), other = a_tensor("v", {100});
+  Map map, unused;
+  map.object = 1;
+  map.runs = {{0, 0, 1}};
+  CHECK_CODE(peer.attach(spec, map), Code::kTimeout);
+  CHECK(host.find(1) == nullptr);
+  std::thread scheduler([&] {
+    usleep(100'000);
+    host.know_object(spec, map);
+  });
+  CHECK_OK(peer.attach(spec, map));
+  scheduler.join();
+  CHECK_CODE(peer.attach(other, map), Code::kSpecMismatch);
+  CHECK_CODE(peer.open(other, &unused), Code::kInvalidArgument);
+  Map gone = map;
+  gone.object = 2;
+  host.know_object(other, gone);
+  CHECK_OK(peer.attach(other, gone));
+  host.forget_object(2);
+  CHECK(host.find(2) == nullptr);
+  CHECK_CODE(peer.attach(other, gone), Code::kNotFound);
 }
 
 TEST(lists_of_servers_must_agree) {
@@ -351,7 +405,7 @@ TEST(lists_of_servers_must_agree) {
   CHECK_CODE(peer.hello(hello_as(0, "app", {"here:1", "there:2"})), Code::kSpecMismatch);
   CHECK_OK(peer.hello(hello_as()));  // the connection is still good
   CHECK_OK(peer.hello(hello_as()));  // and a second hello changes nothing
-  CHECK_EQ(f.host.guests(), 2u);
+  CHECK_EQ(f.host.clients(), 2u);
   Host other(1, kNoLimit);
   {
     const Peer mistyped = Peer::greeted(other, "mistyped", 0, hello_as(0, "app", {"x:1", "z:2"}, 0));
@@ -371,7 +425,7 @@ TEST(a_session_that_comes_back_must_be_known) {
   CHECK_CODE(forgotten.hello(hello), Code::kServerLost);
   Peer back(f.host, "key", f.peer.session);
   CHECK_OK(back.hello(hello));
-  CHECK_EQ(f.host.guests(), 1u);
+  CHECK_EQ(f.host.clients(), 1u);
 }
 
 TEST(apps_have_numbers_and_sessions_share_them) {
@@ -381,6 +435,28 @@ TEST(apps_have_numbers_and_sessions_share_them) {
   CHECK(a.app != 0 && b.app != 0 && a.app != b.app);
   CHECK_EQ(a.app, c.app);
   CHECK_EQ(a.incarnation, host.incarnation());
+}
+
+TEST(app_names_that_nobody_uses_are_freed_and_those_in_use_stay) {
+  Host host(1, kNoLimit);
+  Peer stays = Peer::greeted(host, "stays", 0, hello_as(0, "stays"));
+  host.set_view("viewed", 3, {{0, 77, true}}, {});
+  for (int i = 0; i < 1000; ++i) {
+    Peer peer = Peer::greeted(host, "key" + std::to_string(i), 0, hello_as(0, "app" + std::to_string(i)));
+    CHECK(peer.app < 200);
+    peer.start(frame_of(Op::kGoodbye));
+    CHECK(eventually([&] { return host.clients() == 1; }));
+  }
+  CHECK(host.sync_stats().size() < 200);
+  const auto has = [&](const std::string& app) {
+    const auto all = host.sync_stats();
+    return std::any_of(all.begin(), all.end(), [&](const auto& one) { return one.first == app; });
+  };
+  CHECK(has("stays") && has("viewed"));
+  host.set_view("never heard of", 1, {}, {});
+  CHECK(!has("never heard of"));
+  Peer again = Peer::greeted(host, "again", 0, hello_as(0, "stays"));
+  CHECK_EQ(again.app, stays.app);
 }
 
 TEST(each_wrong_request_is_refused_by_name_and_changes_nothing) {
@@ -505,11 +581,11 @@ TEST(hyperparameters_that_a_rule_needs_must_come) {
   const uint64_t before = peer.fingerprint(map, 1);
   Frame push = on_whole(Op::kPush, map, 0, 1, floats(4, 1));
   CHECK_CODE(peer.call_one(push).status(), Code::kInvalidArgument);
-  push.extensions = test::hyper_of({0.1, 0.9});
+  push.hyper = {0.1, 0.9};
   push.parts[0].part.sequence = 2;
   CHECK_CODE(peer.call_one(push).status(), Code::kInvalidArgument);
   CHECK_EQ(peer.fingerprint(map, 1), before);
-  push.extensions = test::hyper_of({0.1, 0.9, 0.999, 1e-8, 0, 0, 0, 0});
+  push.hyper = {0.1, 0.9, 0.999, 1e-8, 0, 0, 0, 0};
   push.parts[0].part.sequence = 3;
   CHECK_OK(peer.call_one(push).status());
   CHECK(peer.fingerprint(map, 1) != before);
@@ -578,18 +654,8 @@ TEST(frames_that_do_not_add_up_end_the_connection) {
     peer.end_sending();
     CHECK_CODE(peer.thrown_out(), Code::kProtocolError);
   };
-  const auto change_header = [](std::string* bytes, auto change) {
-    wire::Header h;
-    std::memcpy(&h, bytes->data(), sizeof h);
-    change(&h);
-    wire::encode(h, reinterpret_cast<std::byte*>(bytes->data()));
-  };
-  const auto change_part = [](std::string* bytes, auto change) {
-    wire::Part p;
-    std::memcpy(&p, bytes->data() + 64, sizeof p);
-    change(&p);
-    wire::encode(p, reinterpret_cast<std::byte*>(bytes->data()) + 64);
-  };
+  using test::change_block;
+  using test::change_header;
   const Frame push = on_spans(Op::kPush, f.tensor, 0, 2, {5, 3}, floats(3, 1));
   const Frame hello = with_body(Op::kHello, encode(hello_as()));
   const Frame open = with_body(Op::kOpen, "x");
@@ -599,24 +665,17 @@ TEST(frames_that_do_not_add_up_end_the_connection) {
     thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->length -= 64; }); }, frame);
     thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->op |= wire::kAnswer; }); }, frame);
     thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->request = 0; }); }, frame);
-    thrown_out([&](std::string* b) { change_part(b, [](wire::Part* p) { p->items_bytes = limits::kItemsBytesMax; }); },
-               frame);
-    thrown_out(
-        [&](std::string* b) { change_part(b, [](wire::Part* p) { p->numbers_bytes = limits::kNumbersBytesMax; }); },
-        frame);
-    thrown_out([&](std::string* b) { change_part(b, [](wire::Part* p) { p->numbers_bytes = uint64_t{1} << 63; }); },
-               frame);
+    for (const uint32_t bytes : {limits::kItemsBytesMax, limits::kItemsBytesMax + 1, 0xFFFFFFFFu})
+      thrown_out([&](std::string* b) { change_block(b, [=](wire::Block* p) { p->body_bytes = bytes; }); }, frame);
+    for (const uint64_t bytes : {limits::kNumbersBytesMax, limits::kNumbersBytesMax + 1})
+      thrown_out(
+          [&](std::string* b) {
+            change_block(b, [=](wire::Block* p) { p->numbers_bytes = static_cast<uint32_t>(bytes); });
+          },
+          frame);
   }
-  thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->parts = 0; }); }, push);
-  thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->parts = 2; }); }, open);
-  // Extensions.
-  Frame extended = push;
-  extended.extensions = test::hyper_of({1, 2});
-  thrown_out([](std::string* b) { (*b)[70] = static_cast<char>((*b)[70] ^ 1); }, extended);
-  extended.extensions = std::string("\x05\x80\0\0\0\0\0\0", 8);  // must be understood
-  thrown_out([](std::string*) {}, extended);
-  extended.extensions = std::string("\x01\0\xFF\xFF\0\0\0\0", 8);
-  thrown_out([](std::string*) {}, extended);
+  thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->blocks = 0; }); }, push);
+  thrown_out([&](std::string* b) { change_header(b, [](wire::Header* h) { h->blocks = 2; }); }, open);
   Frame two = open;
   two.parts.push_back(two.parts[0]);
   thrown_out([](std::string*) {}, two);
@@ -786,7 +845,7 @@ TEST(a_lane_that_is_made_again_replaces_the_old_one) {
   Fixture f;
   Peer again = Peer::greeted(f.host, "key", f.peer.session);
   CHECK(f.peer.ended());
-  CHECK_EQ(f.host.guests(), 1u);
+  CHECK_EQ(f.host.clients(), 1u);
   CHECK_OK(again.call_one(on_whole(Op::kPull, f.tensor, 0, 1)).status());
   CHECK(eventually([&] { return f.host.connections() == 1; }));
 }
@@ -794,21 +853,21 @@ TEST(a_lane_that_is_made_again_replaces_the_old_one) {
 TEST(a_session_ends_with_goodbye_and_its_number_is_free_for_the_next) {
   Fixture f;
   for (int round = 0; round < 20; ++round) {
-    Peer guest = Peer::greeted(f.host, "guest" + std::to_string(round));
-    Peer bulk = Peer::greeted(f.host, "guest" + std::to_string(round), guest.session, hello_as(1));
+    Peer client = Peer::greeted(f.host, "client" + std::to_string(round));
+    Peer bulk = Peer::greeted(f.host, "client" + std::to_string(round), client.session, hello_as(1));
     // A new session counts from 1, whoever had its number before.
-    const FramePart p = guest.call_one(on_spans(Op::kPushPull, f.tensor, 0, 1, {9, 1}, floats(1, 1)));
+    const FramePart p = client.call_one(on_spans(Op::kPushPull, f.tensor, 0, 1, {9, 1}, floats(1, 1)));
     CHECK_OK(p.status());
     CHECK(values_of<float>(p.numbers) == std::vector<float>({2.0f + static_cast<float>(round)}));
     bulk.start(on_spans(Op::kPush, f.tensor, 0, 5, {9, 1}, floats(1, 1)));  // parked
-    guest.start(frame_of(Op::kGoodbye));
-    CHECK(guest.ended() && bulk.ended());
-    CHECK(eventually([&] { return f.host.guests() == 1; }));
-    Peer late(f.host, "guest" + std::to_string(round), guest.session);
+    client.start(frame_of(Op::kGoodbye));
+    CHECK(client.ended() && bulk.ended());
+    CHECK(eventually([&] { return f.host.clients() == 1; }));
+    Peer late(f.host, "client" + std::to_string(round), client.session);
     CHECK_OK(late.hello(hello_as()));  // a new session by the same name
     late.start(frame_of(Op::kGoodbye));
     CHECK(late.ended());
-    CHECK(eventually([&] { return f.host.guests() == 1 && nothing_is_parked(f.host); }));
+    CHECK(eventually([&] { return f.host.clients() == 1 && nothing_is_parked(f.host); }));
   }
 }
 
@@ -905,7 +964,6 @@ TEST(only_the_first_server_keeps_the_catalogue) {
   CHECK_CODE(peer.call_one(on_whole(Op::kPull, map, 1, 0)).status(), Code::kStaleMap);
   const FramePart p = peer.call_one(on_whole(Op::kPull, map, 2, 0));
   CHECK_OK(p.status());
-  CHECK_EQ(p.part.term, 1u);
   CHECK_EQ(p.numbers.size(), (40'000 - 2 * 16'384) * 4u);
   // Who comes later brings a map in which shards have moved; who was slow, an earlier one. A term has one owner.
   Map later = map;
@@ -973,23 +1031,20 @@ TEST(a_peer_that_never_reads_does_not_stop_others) {
 TEST(claimed_lengths_take_no_memory) {
   Fixture f;
   const uint64_t before = f.fingerprint();
-  const auto claim = [&](uint64_t length, uint32_t parts, uint32_t items, uint64_t numbers, Op op, bool refused) {
+  const auto claim = [&](uint64_t length, uint32_t blocks, uint32_t body, uint64_t numbers, Op op, bool refused) {
     Peer peer = Peer::greeted(f.host, "claims", 99);
-    wire::Header h = on_whole(op, f.tensor, 0, 2).header;
-    h.request = 7;
-    h.session = peer.session;
-    h.app = peer.app;
-    h.length = length;
-    h.parts = parts;
-    wire::Part p;
-    p.term = 1;
-    p.sequence = 2;
-    p.items = items / 16;
-    p.items_bytes = items;
-    p.numbers_bytes = numbers;
-    std::string bytes(128, '\0');
-    wire::encode(h, reinterpret_cast<std::byte*>(bytes.data()));
-    wire::encode(p, reinterpret_cast<std::byte*>(bytes.data()) + 64);
+    Frame frame = on_whole(op, f.tensor, 0, 2);
+    peer.stamp(&frame);
+    std::string bytes = frame.bytes().substr(0, 128);
+    test::change_header(&bytes, [&](wire::Header* h) {
+      h->length = length;
+      h->blocks = blocks;
+    });
+    test::change_block(&bytes, [&](wire::Block* b) {
+      b->items = body / 16;
+      b->body_bytes = body;
+      b->numbers_bytes = static_cast<uint32_t>(std::min<uint64_t>(numbers, 0xFFFFFFC0));
+    });
     const int64_t resident = test::resident_bytes();
     CHECK(peer.send(bytes));
     if (refused) {
@@ -1006,11 +1061,11 @@ TEST(claimed_lengths_take_no_memory) {
     claim(uint64_t{1} << 41, 1, 0, n, Op::kPush, true);
   }
   claim(uint64_t{1} << 43, 1, 0, 64, Op::kPush, true);
-  claim(uint64_t{1} << 41, limits::kPartsMax + 1, 0, 64, Op::kPush, true);
+  claim(uint64_t{1} << 41, limits::kBlocksMax + 1, 0, 64, Op::kPush, true);
   // Within the limits, and it never comes.
   claim(uint64_t{1} << 41, 1, 0, limits::kNumbersBytesMax, Op::kPush, false);
   claim(uint64_t{1} << 41, 1, limits::kItemsBytesMax, limits::kNumbersBytesMax, Op::kPushPull, false);
-  claim(uint64_t{1} << 41, limits::kPartsMax, limits::kItemsBytesMax, 0, Op::kPull, false);
+  claim(uint64_t{1} << 41, limits::kBlocksMax, limits::kItemsBytesMax, 0, Op::kPull, false);
   claim(uint64_t{1} << 41, 1, 0xFFFFFFFFu, 0, Op::kOpen, true);
   claim((uint64_t{1} << 21) + 64, 1, 1u << 21, 0, Op::kOpen, true);
   CHECK_EQ(f.fingerprint(), before);
@@ -1029,13 +1084,8 @@ TEST(a_large_part_that_never_comes_does_not_hold_up_others) {
     Frame push = on_whole(Op::kPush, map, 0, 1);
     liars.back()->stamp(&push);
     std::string bytes = push.bytes();
-    wire::Header h = push.header;
-    wire::Part p = push.parts[0].part;
-    h.parts = 1;
-    p.numbers_bytes = claimed;
-    h.length = sizeof p + p.bytes();
-    wire::encode(h, reinterpret_cast<std::byte*>(bytes.data()));
-    wire::encode(p, reinterpret_cast<std::byte*>(bytes.data()) + sizeof h);
+    test::change_header(&bytes, [&](wire::Header* h) { h->length = limits::kSectionBytes + wire::padded(claimed); });
+    test::change_block(&bytes, [&](wire::Block* b) { b->numbers_bytes = static_cast<uint32_t>(claimed); });
     CHECK(liars.back()->send(bytes + std::string(100, 'x')));
     CHECK(liars.back()->quiet(20));
   }
@@ -1073,7 +1123,7 @@ TEST(memory_is_back_where_it_was_when_clients_have_gone) {
   const auto busy = [&] {
     std::vector<std::unique_ptr<Peer>> peers;
     for (uint64_t i = 0; i < 16; ++i) {
-      const std::string key = "guest" + std::to_string(i);
+      const std::string key = "client" + std::to_string(i);
       peers.push_back(std::make_unique<Peer>(Peer::greeted(f.host, key, 100 + i)));
       Peer& peer = *peers.back();
       CHECK_EQ(peer.call_one(on_whole(Op::kPull, f.tensor, 0, 0)).numbers.size(), Fixture::kPerShard * 4);
@@ -1084,7 +1134,7 @@ TEST(memory_is_back_where_it_was_when_clients_have_gone) {
       CHECK(peer->ended());
     }
     peers.clear();
-    CHECK(eventually([&] { return f.host.connections() == 1 && f.host.guests() == 1 && nothing_is_parked(f.host); }));
+    CHECK(eventually([&] { return f.host.connections() == 1 && f.host.clients() == 1 && nothing_is_parked(f.host); }));
   };
   busy();
   const int64_t before = test::resident_bytes();

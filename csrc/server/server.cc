@@ -44,7 +44,7 @@ std::vector<std::shared_ptr<ServedObject>> Server::objects() {
 }
 
 Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, TablePools* pools,
-                    const std::shared_ptr<Crowd>& crowd, std::shared_ptr<ServedObject>* out) {
+                    const std::shared_ptr<Workers>& workers, std::shared_ptr<ServedObject>* out) {
   std::lock_guard lock(making_);
   *out = find(map.object);
   if (const auto& there = *out; there != nullptr) {
@@ -54,7 +54,7 @@ Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, Tabl
     return Status(Code::kSpecMismatch, "object " + std::to_string(map.object) + " is '" + there->spec().name +
                                            "' here, not '" + spec.name + "', or is placed otherwise");
   }
-  WL_RETURN_IF_ERROR(ServedObject::make(spec, map, index, *this, pools, {crowd, &staging_}, out));
+  WL_RETURN_IF_ERROR(ServedObject::make(spec, map, index, *this, pools, {workers, &staging_}, out));
   std::unique_lock objects(objects_mutex_);
   if (objects_.size() <= map.object) objects_.resize(map.object + 1);
   objects_[map.object] = *out;
@@ -74,9 +74,10 @@ Status Server::forget(const ObjectSpec& spec, const Map& map) {
 
 // ---- workers --------------------------------------------------------------------------------------------------------
 
-void Server::each_gate(const std::shared_ptr<Crowd>& crowd, const std::function<void(ServedObject&, Shard&)>& visit) {
+void Server::each_gate(const std::shared_ptr<Workers>& workers,
+                       const std::function<void(ServedObject&, Shard&)>& visit) {
   for (const auto& object : objects()) {
-    if (object->crowd() != crowd || !object->spec().sync().gated()) continue;
+    if (object->workers() != workers || !object->spec().sync().gated()) continue;
     for (uint32_t i = 0; i < object->shards(); ++i) {
       Shard* const shard = object->find(i);
       if (shard != nullptr) with_turn(shard->turn, [&] { visit(*object, *shard); });
@@ -84,16 +85,16 @@ void Server::each_gate(const std::shared_ptr<Crowd>& crowd, const std::function<
   }
 }
 
-void Server::tell_gates(const std::shared_ptr<Crowd>& crowd) {
+void Server::tell_gates(const std::shared_ptr<Workers>& workers) {
   Freed freed;
   for (const auto& object : objects()) {
-    if (object->crowd() != crowd || !object->spec().sync().gated()) continue;
+    if (object->workers() != workers || !object->spec().sync().gated()) continue;
     for (uint32_t i = 0; i < object->shards(); ++i) {
       Shard* const shard = object->find(i);
       if (shard == nullptr) continue;
       with_turn(shard->turn, [&] {
-        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new place asks for the view
-        object->set_view(*shard, i, crowd->view(object->map().object));
+        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new server asks for the view
+        object->set_view(*shard, i, workers->view(object->map().object));
         if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
       });
     }
@@ -101,23 +102,23 @@ void Server::tell_gates(const std::shared_ptr<Crowd>& crowd) {
   deliver(&freed);
 }
 
-void Server::tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
-  if (crowd->tick(rank, clock, open)) tell_others(crowd, open);
+void Server::tick(const std::shared_ptr<Workers>& workers, uint32_t rank, uint64_t clock, std::vector<uint32_t> open) {
+  if (workers->tick(rank, clock, open)) tell_others(workers, open);
 }
 
-void Server::tick(const std::shared_ptr<Crowd>& crowd, uint32_t rank, uint64_t clock) {
-  if (crowd->tick(rank, clock)) tell_others(crowd, crowd->open_of(rank));
+void Server::tick(const std::shared_ptr<Workers>& workers, uint32_t rank, uint64_t clock) {
+  if (workers->tick(rank, clock)) tell_others(workers, workers->open_of(rank));
 }
 
-// Objects that a worker does not know are closed all the same.
-void Server::tell_others(const std::shared_ptr<Crowd>& crowd, const std::vector<uint32_t>& open) {
+// Closes objects that the worker does not have open, too.
+void Server::tell_others(const std::shared_ptr<Workers>& workers, const std::vector<uint32_t>& open) {
   std::shared_lock lock(objects_mutex_);
   const bool others = std::any_of(objects_.begin(), objects_.end(), [&](const auto& object) {
-    return object != nullptr && object->crowd() == crowd && object->spec().sync().gated() &&
+    return object != nullptr && object->workers() == workers && object->spec().sync().gated() &&
            !std::binary_search(open.begin(), open.end(), object->map().object);
   });
   lock.unlock();
-  if (others) tell_gates(crowd);
+  if (others) tell_gates(workers);
 }
 
 // ---- inside the process ---------------------------------------------------------------------------------------------
@@ -144,41 +145,42 @@ Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out) 
     if (map.object == 0) map.object = numbers_[spec.name] = static_cast<uint32_t>(numbers_.size()) + 1;
   }
   map.runs = {{0, 0, Map::kFirstTerm}};
-  return make(spec, map, 0, &pools_, crowd_, out);
+  return make(spec, map, 0, &pools_, workers_, out);
 }
 
-// A worker begins with the others, where the one before it under its rank had got to, or where they all are by now.
+// A worker begins with the others, where its predecessor of the same rank had got to, or where they all are by now.
 void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock) {
   uint64_t highest = 0, own = Gate::kNone;
-  each_gate(crowd_, [&](ServedObject&, Shard& shard) {
+  each_gate(workers_, [&](ServedObject&, Shard& shard) {
     highest = std::max(highest, shard.gate->highest());
     own = std::min(own, shard.gate->clock_of(rank));
   });
   *clock = 0;
-  const bool begins = crowd_->assume(world_size, highest);
-  if (crowd_->world_size() != world_size) return;
-  crowd_->came(rank, incarnation);
+  const bool begins = workers_->assume(world_size, highest);
+  if (workers_->world_size() != world_size) return;
+  workers_->came(rank, incarnation);
   if (begins) {
     *clock = highest;
-    return tell_gates(crowd_);
+    return tell_gates(workers_);
   }
-  if (own != Gate::kNone) *clock = crowd_->waits_for(rank) ? own : highest;
-  if (crowd_->enter(rank, incarnation, *clock)) tell_gates(crowd_);
+  if (own != Gate::kNone) *clock = workers_->waits_for(rank) ? own : highest;
+  if (workers_->enter(rank, incarnation, *clock)) tell_gates(workers_);
 }
 
 void Server::leave(uint32_t rank, uint32_t world_size, uint64_t incarnation) {
-  if (crowd_->world_size() == world_size && crowd_->left(rank, incarnation)) tell_gates(crowd_);
+  if (workers_->world_size() == world_size && workers_->left(rank, incarnation)) tell_gates(workers_);
 }
 
 void Server::end_waits(const Status& status) {
   Freed freed;
-  each_gate(crowd_, [&](ServedObject&, Shard& shard) {
+  each_gate(workers_, [&](ServedObject&, Shard& shard) {
     while (std::unique_ptr<Waiting> waiting = shard.parked.take_if([](const Waiting&) { return true; })) {
       static_cast<Ticket&>(*waiting).end(status);
       freed.push_back(std::move(waiting));
     }
   });
   deliver(&freed);
+  staging_.changed();
 }
 
 Status Server::new_session(uint32_t* session) {

@@ -1,12 +1,14 @@
 // Outbox: the requests of one lane that have no answer yet. Pure: no thread, socket or time inside.
 //
-// Requests are made in the order of their ids and sent in that order, except that one of higher priority overtakes
-// those of lower priority that it need not follow. What it must follow is sent before it, so it gets its turn as early.
-// A broken connection, or a server that does not have a request it should have, puts them back among those to be sent;
-// the lowest goes first, so that a shard sees a session's pushes in order again.
+// Requests are added in the order of their ids and sent in that order, except that one of higher priority overtakes
+// those of lower priority that it need not follow. The ones it must follow are sent just before it, as early as if they
+// had its priority. When the connection breaks, or the server does not hold a request that it should, requests are
+// queued again; the lowest id goes first, so that a shard sees a session's pushes in order again.
 //
 //     add() -> queued -> next() -> sent -> answered() -> gone
-//                 ^________________|  lost(), heard()
+//                 ^________________|  lost(), heard(), again()
+//
+// Thread safety: none.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +32,8 @@ class Outbox {
   bool has_sent() const { return all_.size() > queued_; }
   size_t size() const { return all_.size(); }
 
-  // The next to be sent, which counts as sent from now on; nullptr when there is none. follows(later, earlier): whether
-  // the later one must not overtake the earlier one.
+  // Takes the next request to send, which counts as sent from now on; nullptr when there is none. follows(later,
+  // earlier): whether the later one must not overtake the earlier one.
   template <class Follows>
   T* next(Follows follows) {
     if (queued_ == 0) return nullptr;
@@ -48,7 +50,7 @@ class Outbox {
     return queued_ == 0 ? nullptr : &most_urgent(follows)->second.what;
   }
   const T* peek() { return peek(never); }
-  // The one that has been without an answer for longest; nullptr when nothing is.
+  // The request with the lowest id that was sent and has no answer; nullptr when there is none.
   const T* oldest_sent() const {
     const auto it = std::find_if(all_.begin(), all_.end(), [](const auto& e) { return e.second.sent; });
     return it == all_.end() ? nullptr : &it->second.what;
@@ -86,8 +88,8 @@ class Outbox {
     urgent_ += it->second.priority != 0 ? 1 : 0;
     queued_from_ = std::min(queued_from_, id);
   }
-  // What to ask the server about, and what follows from its answer: a request that it does not hold and has not
-  // answered either is lost.
+  // The requests to ask the server about, and what follows from its answer: a request that it neither holds nor has
+  // answered is lost and is queued again.
   std::vector<uint64_t> to_ask(size_t most) const {
     std::vector<uint64_t> ids;
     for (const auto& [id, e] : all_) {
@@ -117,7 +119,8 @@ class Outbox {
     uint8_t priority;
   };
   static bool never(const T&, const T&) { return false; }
-  // Beyond this many, which no window lets in, requests go in their order: looking for the best would take too long.
+  // With more queued than this, which no window allows, requests go in order of their ids: a search would take too
+  // long.
   static constexpr size_t kChosenFromMax = 1024;
   auto first_queued() {
     const auto it =
@@ -125,7 +128,7 @@ class Outbox {
     queued_from_ = it->first;
     return it;
   }
-  // The first of those with the highest priority, or the first that must go for it to go.
+  // The first request of the highest priority, or the first that must be sent before it.
   template <class Follows>
   auto most_urgent(Follows follows) {
     const auto first = first_queued();

@@ -1,6 +1,6 @@
-// Parked: requests of a shard that came too early. A push waits for the ones before it, a pull for the last push of its
-// worker; what they wait for is on the other lane, or will be sent again. And a pull waits at the gate for other
-// workers, as does a push under BSP. Pure: no thread, socket or time inside.
+// Parked: requests at a shard that came too early. A push waits for the pushes before it, a pull for its worker's last
+// push; those are on the other lane, or will be sent again. A pull, and under BSP a push, also waits at the gate for
+// other workers. Pure: no thread, socket or time inside.
 //
 // Thread safety: the holder of the shard's turn.
 #pragma once
@@ -16,10 +16,10 @@ namespace windlass {
 
 struct Shard;
 
-// A request that waits. With the shard's turn:
+// A request that waits. Every method is called with the shard's turn.
 class Waiting {
  public:
-  // Where it wants a whole shard's weights, if that is all it waits for; past the cache, where they are many.
+  // Where to write the whole shard's weights, if that is all the request waits for. stream: past the cache.
   struct Wants {
     float* out = nullptr;
     bool stream = false;
@@ -32,22 +32,23 @@ class Waiting {
 
   virtual bool ready(Shard& shard) = 0;  // whether what it waited for has come
   virtual bool run(Shard& shard) = 0;    // false: it waits for something else now
-  // Whoever makes the update it waits for, the one before this clock, may write the weights there while it has them at
-  // hand, and calls served().
+  // For the pass that makes the update before this clock: if the request waits for it, the pass may write the new
+  // weights there and then calls served().
   virtual Wants wants(uint64_t) { return {}; }
   virtual void served() {}
 };
 
 class Parked {
  public:
-  // False, and nothing changes, when there is no room. `always`: there is, for who was let in already.
+  // Returns false and changes nothing when there is no room. `always`: ignores the limit, for a request that was
+  // admitted before.
   bool park(std::unique_ptr<Waiting>* waiting, bool always = false) {
     if (all_ == nullptr) all_ = std::make_unique<All>();
     if (all_->size() >= limits::kParkedMax && !always) return false;
     all_->push_back(std::move(*waiting));
     return true;
   }
-  // The next one for which ready(waiting) is true, in order of arrival.
+  // Takes the first request, in order of arrival, for which ready(waiting) is true.
   template <class Ready>
   std::unique_ptr<Waiting> take_if(Ready ready) {
     if (empty()) return nullptr;
@@ -57,7 +58,7 @@ class Parked {
     all_->erase(which);
     return taken;
   }
-  // Runs whoever is ready, and whoever that makes ready; *freed gets those that have run.
+  // Runs the requests that are ready, and those that this makes ready. *freed gets the ones that have run.
   void free(Shard& shard, std::vector<std::unique_ptr<Waiting>>* freed) {
     for (bool again = !empty(); again;) {
       again = false;
@@ -66,7 +67,7 @@ class Parked {
           ++i;
           continue;
         }
-        if (!(*all_)[i]->run(shard)) {  // others may profit, unless nothing has happened at all
+        if (!(*all_)[i]->run(shard)) {  // it may have made others ready, unless nothing has changed
           again = again || !(*all_)[i]->ready(shard);
           ++i;
           continue;

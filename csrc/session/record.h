@@ -5,8 +5,8 @@
 // a push at or below it is a repeat and is acknowledged again, the next one is applied, one beyond leaves a gap.
 // `clock` is how many iterations the worker has closed here.
 //
-// Most answers can be made again from the shard. Those that cannot (a refusal, a count of rows taken out) are kept for
-// as long as a client may still ask: it has a limited number of requests without an answer.
+// Most answers can be made again from the shard. Those that cannot (a refusal, a count of deleted rows) are kept for as
+// long as a client may still ask: its window of requests without an answer is limited.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Record {
   uint64_t sequence = 0;
   uint64_t clock = 0;
   uint64_t seen = 0;         // the shard's version when the session last looked at it
-  uint64_t incarnation = 0;  // whose record it is: numbers of sessions that have ended are used again
+  uint64_t incarnation = 0;  // whose record it is: numbers of ended sessions are reused
   std::unique_ptr<std::vector<Kept>> kept;
 
   Admission admit(uint64_t pushed) const {
@@ -64,13 +64,13 @@ class Records {
   }
   const Record* find(uint32_t session) const { return session < records_.size() ? &records_[session] : nullptr; }
 
-  // Records travel with their shard. Numbers of sessions are a server's own, so one that has come waits here until its
-  // session does.
+  // Adds a record that arrived with its shard. Session numbers are a server's own, so the record waits here until its
+  // session comes.
   void add(Record record) {
     if (arrived_ == nullptr) arrived_ = std::make_unique<std::vector<Record>>();
     arrived_->push_back(std::move(record));
   }
-  // Every record that says anything.
+  // Visits every record that is not blank.
   template <class Visit>
   void each(Visit visit) const {
     for (const auto* all : {&records_, static_cast<const std::vector<Record>*>(arrived_.get())}) {

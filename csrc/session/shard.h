@@ -12,7 +12,7 @@
 
 namespace windlass {
 
-// What a shard keeps for somebody above.
+// What a shard keeps for a layer above.
 struct Staged {
   virtual ~Staged() = default;
 };
@@ -23,9 +23,9 @@ struct alignas(64) Shard {
   Residence home;
   uint64_t version = 0;  // how many pushes and puts were applied
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
-  Parked parked;         // what came before its time
+  Parked parked;         // requests that came too early
   Records records;
-  std::unique_ptr<Gate> gate;      // unless nobody ever waits here
+  std::unique_ptr<Gate> gate;      // none where nobody ever waits
   std::unique_ptr<Staged> staged;  // pushes that wait for their update
 };
 

@@ -12,7 +12,7 @@ std::string waits_for(const View::Worker& worker) {
 }
 
 Gate::Worker* Gate::find(uint32_t rank) {
-  if (rank < workers_.size() && workers_[rank].rank == rank) return &workers_[rank];  // nobody is missing before it
+  if (rank < workers_.size() && workers_[rank].rank == rank) return &workers_[rank];  // no rank is missing before it
   const auto it =
       std::lower_bound(workers_.begin(), workers_.end(), rank, [](const Worker& w, uint32_t r) { return w.rank < r; });
   return it != workers_.end() && it->rank == rank ? &*it : nullptr;
@@ -98,7 +98,7 @@ bool Gate::close(uint32_t rank, uint64_t clock, double weight, int64_t now_ns) {
   w.opened_ns = now_ns;
   if (!w.waited) return true;
   if (before <= made_ && clock > made_) --behind_;
-  // Only the last one at the bottom lifts it: everybody is counted again once per iteration of all.
+  // Only the last worker at the lowest clock raises it, so all are counted again once per iteration of all.
   if (before == lowest_) {
     at_lowest_ > 2 ? static_cast<void>(--at_lowest_) : recount();
   } else if (at_lowest_ == 1 && before == second_) {
@@ -185,7 +185,7 @@ uint64_t Gate::complete() const {
 
 double Gate::weight(uint64_t iteration) const {
   double sum = 0;
-  for (const Worker& w : workers_) {  // in rank order: a sum of floating point
+  for (const Worker& w : workers_) {  // in rank order: a floating-point sum depends on it
     for (const Closed& c : w.closed) {
       if (c.iteration == iteration) sum += c.weight;
     }

@@ -1,5 +1,5 @@
-// Changes: which keys of a shard have been touched while it is being copied. Rows made, updated and taken out alike;
-// what became of a key is found out when it is copied again.
+// Changes: the keys of a shard that were touched while it is being copied, whether their rows were made, updated or
+// deleted. Copying a key again finds out which.
 //
 // Thread safety: none; the holder of the shard's turn.
 #pragma once
@@ -18,15 +18,15 @@ class Changes {
     for (size_t i = 0; i < n; ++i) hashes_.push_back(keyed[i].hash);
     if (hashes_.size() >= compact_at_) compact();
   }
-  // Each once, and none from now on. Not in the order of their hashes: an index that is filled in that order has all of
-  // it in one place.
+  // Returns the hashes, each once, and forgets them. They are not in order: an index that is filled in hash order has
+  // all entries in one place.
   std::vector<uint64_t> take() {
     compact();
     std::sort(hashes_.begin(), hashes_.end(), [](uint64_t a, uint64_t b) { return mix(a) < mix(b); });
     compact_at_ = kCompactMin;
     return std::exchange(hashes_, {});
   }
-  size_t size() const { return hashes_.size(); }  // at least as many as there are
+  size_t size() const { return hashes_.size(); }  // an upper bound: repeats count
 
  private:
   static constexpr size_t kCompactMin = 1 << 16;

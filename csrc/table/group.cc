@@ -25,8 +25,8 @@ void count_shards(uint64_t n, Get get, uint64_t* hashes, uint32_t (*count)[limit
   for (; i < n; ++i) ++count[0][shard_of_hash(hashes[i] = mix(get(i)))];
 }
 
-// Writes to as many places as there are shards, more than the processor follows by itself: the line behind each is
-// asked for before it is written to.
+// Writes to as many places as there are shards, more than the processor prefetches by itself, so the next line of each
+// is prefetched here.
 void place(uint64_t n, const uint64_t* hashes, uint32_t* next, Keyed* out) {
   constexpr size_t kLine = 64 / sizeof(Keyed);
   for (uint64_t i = 0; i < n; ++i) {
@@ -62,7 +62,7 @@ Groups::Groups(const Keys& keys) : ok_(true) {
     std::swap(room_, t_spare.room);
     std::swap(keyed_, t_spare.buffer);
   } else {
-    // Large ones on huge pages: 256 places are written at once, more than the processor remembers small pages.
+    // Large buffers are on huge pages: 256 places are written at once, more small pages than the TLB holds.
     room_ = keys.n <= kSmallKeys ? kSmallKeys : std::max<uint64_t>(keys.n, limits::kHugePageBytes / sizeof(Keyed));
     keyed_ = reinterpret_cast<Keyed*>(os::map(room_ * sizeof(Keyed)));
     if (keyed_ == nullptr) {

@@ -1,4 +1,4 @@
-// Groups: the keys of a request in the order of their shards.
+// Groups: the keys of a request, grouped by shard.
 //
 // A shard is worked on by one thread at a time, so a request is cut by shard first: one pass counts, one pass places.
 // Within a shard the keys keep their order.

@@ -101,7 +101,7 @@ bool Index::move_one(Pool& pool) {
   moved.clear();
   const uint64_t bucket = scale(frontier_ - 1, old_buckets_);
   const uint64_t from = lowest_hash(bucket, old_buckets_);
-  // Those that are at home need no search; those that went past are taken out one by one below.
+  // Entries in their home bucket need no search; those that went past it are removed one by one below.
   size_t at_home = 0;
   for (uint64_t b = bucket;; ++b) {
     const Bucket& here = at(b);
@@ -112,7 +112,7 @@ bool Index::move_one(Pool& pool) {
     if (b == bucket) at_home = moved.size();
     if (here.passed == 0) break;
   }
-  // Room for all of them at the very end, so that none can be left without a place once they are taken out.
+  // Make room for all of them at the very end, so that each finds a place once they are removed.
   const uint64_t physical = pages_.size() * kPageBuckets;
   for (uint64_t b = physical - 1 - moved.size() / kSlots; b < physical; ++b) {
     if (at(b).used != 0 && !reserve(pool, physical + 1 + moved.size() / kSlots)) return false;
@@ -143,7 +143,7 @@ bool Index::scan(uint64_t from, size_t most, std::vector<Entry>* out) const {
     for (int i = 0; i < kSlots; ++i) {
       if ((here.used >> i & 1) && here.hash[i] >= from) out->push_back({here.hash[i], here.row[i]});
     }
-    // Behind a bucket that nobody passed, all entries of this and earlier buckets have been seen.
+    // After a bucket that nobody passed, all entries of this and earlier buckets have been seen.
     if (out->size() - start >= most && here.passed == 0) {
       more = true;
       break;

@@ -9,14 +9,14 @@
 // An entry whose bucket is full goes into the next one with room; `passed` counts, in every bucket it went past, how
 // many did so. A search stops at a bucket nobody passed, and removal counts down again: no tombstones.
 //
-// Growth by a quarter, without a second copy and without a pause. Because buckets are in hash order, an entry's new
-// bucket is never before its old one, so entries can move from the top down within the same array:
+// The index grows by a quarter, without a second copy and without a pause. Because buckets are in hash order, an
+// entry's new bucket is never before its old one, so entries can move from the top down within the same array:
 //
 //     0            old(f)   new(f)                          hashes >= f have moved to the new geometry,
 //     |--- old -----|  free  |------------ new ------------| hashes <  f are still in the old one
 //
-// Each insertion moves the frontier f down by a few buckets, and a quarter more room is reached long after it is done.
-// The hash order also makes a hash a cursor: scan() goes on where it stopped, whatever grew in between.
+// Each insertion moves the frontier f down by a few buckets, so that the move ends long before the new room is full.
+// The hash order also makes a hash a cursor: scan() continues where it stopped, even if the index grew in between.
 //
 // The array is a directory of pages from the server's pool. `hash` here is place_of(): the shard's bits, which
 // are the same for all, shifted out.
@@ -71,16 +71,16 @@ class Index {
     }
   }
 
-  // Adds a hash that is not there. False when the pool has no memory left; nothing has changed then.
+  // Adds a hash that is absent. False when the pool has no memory left; no entry has changed then.
   [[nodiscard]] bool insert(Pool& pool, uint64_t hash, uint32_t row);
 
-  // Takes a hash out and returns its row, or kAbsent.
+  // Removes a hash and returns its row, or kAbsent.
   uint32_t remove(uint64_t hash);
 
   // Appends up to `most` entries with hash >= from to `out`, smallest first. Returns false when those were the last.
   bool scan(uint64_t from, size_t most, std::vector<Entry>* out) const;
 
-  // Calls f(hash, row) for every entry, in no order.
+  // Calls f(hash, row) for every entry, in no particular order.
   template <class F>
   void each(F f) const {
     for (const Bucket* page : pages_) {
@@ -99,10 +99,10 @@ class Index {
  private:
   static constexpr int kSlots = 5;
   static constexpr uint64_t kPageBuckets = 64;
-  static constexpr uint64_t kSpare = 8;           // buckets behind the last home bucket, for those that went past
-  static constexpr uint64_t kMovesPerInsert = 2;  // old buckets; a growth lasts for about as many insertions as buckets
+  static constexpr uint64_t kSpare = 8;           // buckets past the last home bucket, for entries that overflow
+  static constexpr uint64_t kMovesPerInsert = 2;  // old buckets; a growth lasts for half as many insertions
 
-  // Bit i of a number at bit 2 i.
+  // Moves bit i of a number to bit 2 i.
   static constexpr std::array<uint16_t, 1 << kSlots> kSpread = [] {
     std::array<uint16_t, 1 << kSlots> spread{};
     for (unsigned bits = 0; bits < spread.size(); ++bits) {
@@ -120,12 +120,12 @@ class Index {
 
     int slot_of(uint64_t h) const {
 #ifdef __SSE2__
-      // Halves of 32 bits, since that is what all processors compare; a hash is the one if both of its halves are.
+      // Compares halves of 32 bits, since all processors can; a hash matches if both of its halves do.
       const __m128i wanted = _mm_set1_epi64x(static_cast<long long>(h));
       const auto* const halves = reinterpret_cast<const __m128i*>(hash);
       const __m128i a = _mm_cmpeq_epi32(_mm_load_si128(halves), wanted);
       const __m128i b = _mm_cmpeq_epi32(_mm_load_si128(halves + 1), wanted);
-      const __m128i c = _mm_cmpeq_epi32(_mm_load_si128(halves + 2), wanted);  // and two rows, which `used` leaves out
+      const __m128i c = _mm_cmpeq_epi32(_mm_load_si128(halves + 2), wanted);  // and two rows, which `used` masks out
       const unsigned hits =
           static_cast<unsigned>(_mm_movemask_epi8(_mm_packs_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, c))));
       const unsigned hit = hits & hits >> 1 & kSpread[used];
@@ -161,9 +161,9 @@ class Index {
   uint64_t frontier_ = 0;     // 0: everything is in the new geometry
 };
 
-// In waves: the first looks into every key's home bucket, the next into the bucket behind it for the few that went
-// past theirs, and so on. A bucket is asked for twice before it is looked into: into the second-level cache, which has
-// room for many more requests under way than the first, and then into the first.
+// Searches in waves: the first looks into every key's home bucket, the next into the bucket after it for the few that
+// went past theirs, and so on. A bucket is prefetched twice before it is read: into the second-level cache, which can
+// have many more requests under way than the first, and then into the first.
 template <class Found>
 void Index::find_all(const Keyed* keyed, size_t n, uint32_t* rows, Found found) const {
   if (pages_.empty()) {

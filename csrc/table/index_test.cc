@@ -9,8 +9,8 @@ namespace {
 
 using Oracle = std::map<uint64_t, uint32_t>;
 
-// Where the hashes of a test lie. Real ones are spread evenly; crowds make long runs of full buckets, and at the top
-// of the range they run over the end of the array.
+// Where the hashes of a test lie. Real ones are spread evenly; apps_workers make long runs of full buckets, and at the
+// top of the range they run over the end of the array.
 enum class Spread { kEven, kLow, kHigh, kCrowds };
 constexpr Spread kSpreads[] = {Spread::kEven, Spread::kLow, Spread::kHigh, Spread::kCrowds};
 
@@ -209,7 +209,7 @@ TEST(an_insertion_without_memory_loses_nothing_and_works_later) {
           ++failures;
           ++refused;
         }
-        if (oracle.size() > 15'000) break;  // a crowd fills less than it could
+        if (oracle.size() > 15'000) break;  // a workers fills less than it could
       }
       check_find(index, oracle, spread, random);
       check_scan(index, oracle, 100);
@@ -229,17 +229,17 @@ TEST(an_insertion_without_memory_loses_nothing_and_works_later) {
 
 // More entries past one bucket than its counter counts: it stays at its end, and searches still stop.
 TEST(a_crowd_beyond_the_counter_is_found_and_removed) {
-  const uint32_t crowd = test::accurate() ? 70'000 : 7'000;
+  const uint32_t workers = test::accurate() ? 70'000 : 7'000;
   Budget budget;
   Pool pool(&budget);
   Index index;
-  for (uint32_t i = 0; i < crowd; ++i) CHECK(index.insert(pool, uint64_t{i} << 8, i));
-  for (uint32_t i = 0; i < crowd; i += 97) CHECK_EQ(index.find(uint64_t{i} << 8), i);
-  for (uint32_t i = 0; i < crowd / 10; ++i) CHECK_EQ(index.remove(uint64_t{i} << 8), i);
-  CHECK_EQ(index.size(), crowd - crowd / 10);
+  for (uint32_t i = 0; i < workers; ++i) CHECK(index.insert(pool, uint64_t{i} << 8, i));
+  for (uint32_t i = 0; i < workers; i += 97) CHECK_EQ(index.find(uint64_t{i} << 8), i);
+  for (uint32_t i = 0; i < workers / 10; ++i) CHECK_EQ(index.remove(uint64_t{i} << 8), i);
+  CHECK_EQ(index.size(), workers - workers / 10);
   CHECK_EQ(index.find(0), Index::kAbsent);
-  CHECK_EQ(index.find(uint64_t{crowd} << 8), Index::kAbsent);
-  CHECK_EQ(index.find(uint64_t{crowd - 1} << 8), crowd - 1);
+  CHECK_EQ(index.find(uint64_t{workers} << 8), Index::kAbsent);
+  CHECK_EQ(index.find(uint64_t{workers - 1} << 8), workers - 1);
   CHECK(index.insert(pool, 0, 1));
   CHECK_EQ(index.find(0), 1u);
   index.clear(pool);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/breaks.h"
 #include "base/fingerprint.h"
 #include "rule/bounded.h"
 #include "rule/schedule.h"
@@ -10,13 +11,15 @@
 namespace windlass {
 namespace {
 
-constexpr size_t kBlock = 512;  // rows that are handed to a kernel at once
+constexpr size_t kBlockRows = 512;  // rows that are handed to a kernel at once
+constexpr size_t kCopiedNumbers =
+    8192;  // of their gradients, where those are copied: they stay in the first-level cache
 constexpr size_t kAskAtOnceBytes = 512 << 10;
 constexpr size_t kSlabBytes = 16 << 10;  // about; a slab holds a power of two of rows
 
 // A row lies within one cache line if it fits, and starts on a half line if it does not.
 size_t stride_of(size_t bytes) {
-  if (bytes == 12) return 12;  // a head with one number: two of eleven straddle a line, and a quarter is saved
+  if (bytes == 12) return 12;  // a head with one number: two of sixteen straddle a line, and a quarter is saved
   if (bytes > 64) return (bytes + 31) / 32 * 32;
   size_t stride = 4;
   while (stride < bytes) stride *= 2;
@@ -122,7 +125,7 @@ void Table::initial(uint64_t hash, float* out) const {
   kernels().fill(spec_.init, mix_in(row_seed_, unmix(hash)), 0, out, spec_.dim);
 }
 
-// A place for the row of a hash that has none, with anything in it; kAbsent when there is no memory.
+// Adds an uninitialised row for a hash that has none; kAbsent when there is no memory.
 uint32_t Table::new_row(TableShard& s, uint64_t hash) {
   uint32_t row = 0;
   const bool recycled = !s.free_rows.empty();
@@ -169,7 +172,7 @@ Status Table::read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& a
   TableShard& s = shards_[shard];
   static thread_local std::vector<uint32_t> rows;
   rows.resize(n);
-  // Where the rows fit into the second-level cache they are asked for as soon as they are known.
+  // Where the rows fit into the second-level cache they are prefetched as soon as they are known.
   const size_t row_bytes = spec_.dim * sizeof(float);
   if (n * row_bytes <= kAskAtOnceBytes) {
     s.index.find_all(keyed, n, rows.data(), [&](uint32_t row) {
@@ -190,13 +193,13 @@ void Table::write_out(const TableShard& s, const Keyed* keyed, size_t n, const u
   const size_t row_bytes = dim * size_of(arrays.out_dtype);
   std::byte* const out = static_cast<std::byte*>(arrays.out);
   const bool plain = arrays.out_dtype == Dtype::kFloat32;
-  const float* from[kBlock];
-  float* to[kBlock];
-  for (size_t at = 0; at < n; at += kBlock) {
+  const float* from[kBlockRows];
+  float* to[kBlockRows];
+  for (size_t at = 0; at < n; at += kBlockRows) {
     size_t m = 0;
-    for (size_t i = at; i < std::min(at + kBlock, n); ++i) {
+    for (size_t i = at; i < std::min(at + kBlockRows, n); ++i) {
       std::byte* const target = out + keyed[i].at * row_bytes;
-      if (rows[i] == Index::kAbsent) {  // not there and not to be made: its value all the same
+      if (rows[i] == Index::kAbsent) {  // absent and not to be made: write only its value
         std::vector<float> value(dim);
         initial(keyed[i].hash, value.data());
         kernels().from_f32(arrays.out_dtype, value.data(), target, dim);
@@ -214,8 +217,8 @@ void Table::write_out(const TableShard& s, const Keyed* keyed, size_t n, const u
   if (arrays.stream) kernels().fence();
 }
 
-// Where the rows of a shard lie. A copy of the table's numbers: those of the table itself would be read again for every
-// row, since what is written in between might be them.
+// Where the rows of a shard lie. A copy of the table's strides and offsets: the compiler would read the table's own
+// again for every row, since writes in between might change them.
 struct Place {
   float* w;
   float* state;
@@ -242,7 +245,7 @@ class Table::Places {
             reinterpret_cast<RowHead*>(slab + head_at_ + i * head_stride_)};
   }
 
-  // Asks for the directory of slabs, where a request of n rows uses most of it.
+  // Prefetches the directory of slabs, where a request of n rows uses most of it.
   void ask(size_t n) const {
     constexpr size_t kLine = 64 / sizeof(*slabs_);
     if (n_ > n * kLine) return;
@@ -262,8 +265,14 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   const size_t in_bytes = dim * size_of(arrays.in_dtype);
   const bool plain = arrays.in_dtype == Dtype::kFloat32;
   const auto gradient = [&](size_t i) { return in + keyed[i].at * in_bytes; };
+  // Lent numbers that must be finite are looked at where they are used: in a copy, which nobody can change.
+  const bool looks = spec_.reject_nonfinite && arrays.lent && !broken(Break::kNonfinite);
+  const auto copy = [&](size_t i, float* to) {
+    kernels().to_f32(arrays.in_dtype, gradient(i), to, dim);
+    return !looks || kernels().finite(Dtype::kFloat32, to, dim);
+  };
 
-  // First every row, so that nothing has changed when the memory runs out.
+  // Make every row first, so that no weight has changed when memory runs out.
   static thread_local std::vector<uint32_t> rows, first;
   rows.resize(n);
   Places(*this, s).ask(n);
@@ -286,17 +295,19 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
       if (f == i) continue;
       if (combined_of[f] == 0) {
         combined.resize(combined.size() + dim);
-        kernels().to_f32(arrays.in_dtype, gradient(f), combined.data() + combined.size() - dim, dim);
+        if (!copy(f, combined.data() + combined.size() - dim)) return found_nonfinite(shard, false);
         times.push_back(1);
         combined_of[f] = static_cast<uint32_t>(times.size());
       }
       const size_t row = combined_of[f] - 1;
-      kernels().to_f32(arrays.in_dtype, gradient(i), one.data(), dim);
+      if (!copy(i, one.data())) return found_nonfinite(shard, false);
       kernels().combine(layout_.combine, combined.data() + row * dim, one.data(), dim);
       ++times[row];
     }
     for (size_t row = 0; row < times.size() && layout_.combine == Combine::kMean; ++row)
       kernels().divide(combined.data() + row * dim, static_cast<float>(times[row]), dim);
+    if (looks && !kernels().finite(Dtype::kFloat32, combined.data(), combined.size()))
+      return found_nonfinite(shard, false);
   }
 
   if (spec_.rule.kind == RuleKind::kForeign) {
@@ -307,11 +318,11 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
     const auto write = [&](uint32_t i, float* to) {
       if (repeats && combined_of[i] != 0) {
         std::memcpy(to, combined.data() + (combined_of[i] - 1) * dim, dim * sizeof(float));
-      } else {
-        kernels().to_f32(arrays.in_dtype, gradient(i), to, dim);
+        return true;
       }
+      return copy(i, to);
     };
-    WL_RETURN_IF_ERROR(apply_foreign(s, hyper, rows, own, write));
+    WL_RETURN_IF_ERROR(apply_foreign(shard, hyper, rows, own, write));
     if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
     return {};
   }
@@ -320,16 +331,21 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   const RuleKernels& rule = kernels(spec_.rule.kind);
   const bool bounded = Bounds::any(spec_.rule);
   const Bounds bounds(spec_.rule);
-  std::vector<float> converted;
-  if (!plain) converted.resize(kBlock * dim);
-  float* w[kBlock];
-  float* state_of[kBlock];
-  RowHead* heads[kBlock];
-  const float* g[kBlock];
+  std::vector<float> copied;  // gradients of a block
+  const bool in_pass = looks && plain && !repeats && !bounded && dim <= kLookingRowMax;
+  const bool copies = !plain || (looks && !in_pass);
+  const size_t block = copies ? std::clamp<size_t>(kCopiedNumbers / dim, 1, kBlockRows) : kBlockRows;
+  if (copies) copied.resize(std::min(block, n) * dim);
+  float* w[kBlockRows];
+  float* state_of[kBlockRows];
+  RowHead* heads[kBlockRows];
+  const float* g[kBlockRows];
+  const float* from[kBlockRows];
+  float* to[kBlockRows];
   const Places places(*this, s);
-  for (size_t at = 0; at < n; at += kBlock) {
-    const size_t end = std::min(at + kBlock, n);
-    size_t m = 0;
+  for (size_t at = 0; at < n; at += block) {
+    const size_t end = std::min(at + block, n);
+    size_t m = 0, n_copied = 0;
     for (size_t i = at; i < end; ++i) {
       if (repeats && first[i] != i) continue;
       const Place place = places[rows[i]];
@@ -338,35 +354,52 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
       heads[m] = place.head;
       if (repeats && combined_of[i] != 0) {
         g[m] = combined.data() + (combined_of[i] - 1) * dim;
-      } else if (plain) {
+      } else if (!copies) {
         g[m] = reinterpret_cast<const float*>(gradient(i));
       } else {
-        kernels().to_f32(arrays.in_dtype, gradient(i), converted.data() + m * dim, dim);
-        g[m] = converted.data() + m * dim;
+        g[m] = to[n_copied] = copied.data() + n_copied * dim;
+        from[n_copied] = reinterpret_cast<const float*>(gradient(i));
+        if (!plain) kernels().to_f32(arrays.in_dtype, from[n_copied], to[n_copied], dim);
+        ++n_copied;
       }
       ++m;
     }
+    if (copies && plain) kernels().copy_rows(from, to, n_copied, spec_.dim, false);
     const Rows some{w, state_of, heads, g, m, spec_.dim, static_cast<uint32_t>(s.version)};
-    bounded ? bounds.rows(rule, now, some) : rule.rows(now, some);
+    size_t applied = m;
+    if (in_pass) {
+      applied = rule.looking_rows(now, some);
+    } else if (looks && !kernels().finite(Dtype::kFloat32, copied.data(), n_copied * dim)) {
+      applied = 0;
+    } else {
+      bounded ? bounds.rows(rule, now, some) : rule.rows(now, some);
+    }
+    if (applied != m) {
+      const bool any = at != 0 || applied != 0;
+      if (!any) --s.count;
+      return found_nonfinite(shard, any);
+    }
   }
   if (arrays.out != nullptr) write_out(s, keyed, n, rows.data(), arrays);
   return {};
 }
 
-// The function works on a copy of the rows, as that of a tensor does: Tensor::apply_foreign.
-Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
+// The function works on a copy of the rows, as in Tensor::apply_foreign().
+Status Table::apply_foreign(uint32_t shard, const Hyper& hyper, const std::vector<uint32_t>& rows,
                             const std::vector<uint32_t>& entries,
-                            const std::function<void(uint32_t, float*)>& gradient) {
+                            const std::function<bool(uint32_t, float*)>& gradient) {
+  TableShard& s = shards_[shard];
   if (foreign_ == nullptr) return Status(Code::kInternal, "table '" + name_ + "': its rule is not there");
   const size_t dim = spec_.dim, bytes = dim * sizeof(float), scalars = layout_.row_scalars;
   const bool bounded = Bounds::any(spec_.rule);
   const Bounds bounds(spec_.rule);
   const auto next = [](uint32_t count) { return count == 0xFFFFFFFFu ? count : count + 1; };
+  bool finite = true;
   const auto fill = [&](ForeignCall& call) {
     for (size_t i = 0; i < entries.size(); ++i) {
       const uint32_t row = rows[entries[i]];
       std::memcpy(call.w + i * dim, weights(s, row), bytes);
-      gradient(entries[i], call.g + i * dim);
+      finite = gradient(entries[i], call.g + i * dim) && finite;
       if (bounded) bounds.gradient(call.g + i * dim, call.g + i * dim, dim);
       for (size_t v = 0; v < layout_.vectors; ++v) std::memcpy(call.state[v] + i * dim, state(s, row) + v * dim, bytes);
       if (scalars != 0) std::memcpy(call.row_scalars + i * scalars, head(s, row)->scalars(), scalars * sizeof(float));
@@ -376,6 +409,7 @@ Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector
     call.hyper = at_update(spec_.rule, hyper, call.count);
   };
   const auto take = [&](const ForeignCall& call) {
+    if (!finite) return;
     for (size_t i = 0; i < entries.size(); ++i) {
       const uint32_t row = rows[entries[i]];
       std::memcpy(weights(s, row), call.w + i * dim, bytes);
@@ -393,7 +427,8 @@ Status Table::apply_foreign(TableShard& s, const Hyper& hyper, const std::vector
                                .row_scalars = layout_.row_scalars,
                                .row = dim,
                                .counted = true};
-  return foreign_->apply(size, fill, take);
+  WL_RETURN_IF_ERROR(foreign_->apply(size, fill, take));
+  return finite ? Status() : found_nonfinite(shard, false);
 }
 
 bool Table::scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,

@@ -1,14 +1,14 @@
-// Table: a named map from 64-bit keys to rows, in 256 shards by a hash of the key. What a server holds of one.
+// Table: what a server holds of a named map from 64-bit keys to rows, in 256 shards by a hash of the key.
 //
 // A shard is an Index (hash -> row number) and slabs, each with the same number of rows and three parts:
 //
 //     slab:  | weights, `weight_stride` bytes a row | state, `state_stride` | heads: count, touched, row scalars |
 //
-// Slabs are added, never moved, so growth copies nothing. Rows are made by the initialiser, seeded by (seed, table
-// name, key), and by nothing else. An empty shard holds no memory beyond itself.
+// Slabs are added, never moved, so growth copies nothing. The initialiser makes a row from (seed, table name, key) and
+// nothing else. An empty shard holds no memory beyond itself.
 //
-// A request passes over its shard twice, once through the index and once through the rows, and asks the memory for
-// what it will want some keys later: the work waits for no single row.
+// A request passes over its shard twice, once through the index and once through the rows, and prefetches what it will
+// need some keys later, so that it waits for no single row.
 //
 // Thread safety: shard operations belong to the holder of that shard's turn; the rest is fixed after create().
 #pragma once
@@ -41,10 +41,10 @@ struct TableSpec {
 };
 
 std::string describe(const TableSpec& spec);
-Status check_spec(const std::string& name, const TableSpec& spec);  // ok when such a table can be
+Status check_spec(const std::string& name, const TableSpec& spec);  // ok when the spec is valid
 
-// Where tables take their memory. Index pages have a pool of their own: a search touches only those, and the fewer
-// huge pages they lie on, the fewer of its steps miss the processor's page cache.
+// Where tables take their memory. Index pages have a pool of their own: a search touches only those, and the fewer huge
+// pages they lie on, the fewer of its steps miss the TLB.
 struct TablePools {
   explicit TablePools(Budget* b) : budget(b), index(b), slabs(b) {}
   const Budget* budget;
@@ -71,36 +71,36 @@ class Table {
   const TableSpec& spec() const { return spec_; }
   TableShard& shard(uint32_t i) { return shards_[i]; }
 
-  // Row `keyed[i].at` of arrays.out becomes the row of that key. Missing rows are made, or with create=false only
-  // their values. Fails when the memory is used up.
+  // Row `keyed[i].at` of arrays.out becomes the row of that key. Missing rows are made; with create=false only their
+  // values are written. Fails when memory is used up.
   Status read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& arrays, bool create);
   // One update of the rows of those keys from arrays.in; several gradients for one key are combined first. All rows
   // exist before the first is changed, so a failure changes no weight. Where arrays.out is given, the new rows go
   // there.
   Status apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays);
-  // Takes rows out, or those of them that satisfy a predicate now; returns how many there were.
+  // Deletes rows, or those of them that satisfy a predicate now; returns how many it deleted.
   uint64_t erase(uint32_t shard, const Keyed* keyed, size_t n, const Program* where = nullptr);
   // Up to `most` rows with (hash << 8) >= from, in that order: keys, and weights of dim floats each. *from becomes
-  // where to go on. False when those were the last.
+  // where to continue. False when those were the last.
   bool scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
 
   // For queries (table/walk.cc).
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
-  // All rows, in the order in which they lie.
+  // Visits all rows, in the order in which they lie.
   void walk(uint32_t shard, const std::function<void(const Block&)>& visit) const;
-  // Like scan(), of rows that satisfy a predicate, if there is one. It looks at so many rows and no more: there may be
-  // further ones though none came. `weights` may be null.
+  // Like scan(), for rows that satisfy a predicate, if there is one. One call looks at a limited number of rows, so
+  // there may be more even if it returned none. `weights` may be null.
   bool scan(uint32_t shard, uint64_t* from, size_t most, const Program& where, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
   uint64_t rows(uint32_t shard) const { return shards_[shard].index.size(); }
-  // Of the rows that were ever updated; rows that were only looked at are the initialiser's and do not count.
+  // Of the rows that were ever updated; rows that were only read have the initialiser's values and do not count.
   uint64_t fingerprint(uint32_t shard) const;
 
-  // A row as bytes, for a shard that moves (table/copy.cc): how many it has.
+  // Rows as bytes, for a shard that moves (table/copy.cc): the size of each.
   size_t copy_bytes() const;
-  // Where a copy has got to. An index that is filled in the order of hashes has them all in one place, so hashes are
-  // visited in many short ranges, and those in the order of their bits reversed.
+  // How far a copy has got. An index that is filled in hash order has all entries in one place, so a copy visits hashes
+  // in many short ranges, which it takes in bit-reversed order.
   struct CopyCursor {
     uint32_t bits = 0;   // of the number of a range
     uint64_t range = 0;  // the next, before its bits are reversed
@@ -113,10 +113,10 @@ class Table {
   // Copies the rows of those keys, by their hashes; *gone gets the keys that have none.
   void copy(uint32_t shard, const uint64_t* hashes, size_t n, std::byte* to, size_t* rows,
             std::vector<uint64_t>* gone) const;
-  // Takes rows that were copied, in place of those with the same keys. Fails when the memory is used up, or a key does
-  // not belong here; some rows may be there then.
+  // Stores copied rows, in place of those with the same keys. Fails when memory is used up, or a key does not belong
+  // here; some rows may have been stored then.
   Status put(uint32_t shard, const std::byte* rows, size_t n);
-  // Takes all rows out and gives their memory back.
+  // Deletes all rows and gives their memory back.
   void clear(uint32_t shard);
 
   // The rule, where it is the user's own.
@@ -135,8 +135,12 @@ class Table {
     return reinterpret_cast<RowHead*>(slab(s, row) + head_at_ + (row & slab_mask_) * head_stride_);
   }
   // gradient(entry, to) writes the gradient of an entry of `rows`.
-  Status apply_foreign(TableShard& s, const Hyper& hyper, const std::vector<uint32_t>& rows,
-                       const std::vector<uint32_t>& entries, const std::function<void(uint32_t, float*)>& gradient);
+  // gradient: copies the one of an entry; false if it may not be used.
+  Status apply_foreign(uint32_t shard, const Hyper& hyper, const std::vector<uint32_t>& rows,
+                       const std::vector<uint32_t>& entries, const std::function<bool(uint32_t, float*)>& gradient);
+  Status found_nonfinite(uint32_t shard, bool any) const {
+    return changed_on_loan("table '" + name_ + "': the gradients", shard, any);
+  }
   class Gathering;
   class Places;
   Status make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows);

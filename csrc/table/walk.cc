@@ -5,7 +5,7 @@
 
 namespace windlass {
 
-// Rows that are put together until they are a block.
+// Gathers rows into a block.
 class Table::Gathering {
  public:
   Gathering(const Table& table, const TableShard& shard) : table_(table), shard_(shard) {}
@@ -29,15 +29,16 @@ class Table::Gathering {
   const RowHead* heads_[Block::kRowsMax];
 };
 
-// The index says which row a key has. Turned round, which fits a cache, it lets the rows be read as they lie.
+// The index maps keys to rows. Its inverse, which fits into a cache, lets the rows be read in the order in which they
+// lie.
 void Table::walk(uint32_t shard, const std::function<void(const Block&)>& visit) const {
   const TableShard& s = shards_[shard];
   static thread_local std::vector<uint64_t> places;  // of each row
-  constexpr uint64_t kNobody = 1;                    // a place has zeros there
+  constexpr uint64_t kNobody = 1;                    // the low bits of a place are zeros
   places.assign(s.rows, kNobody);
   s.index.each([](uint64_t place, uint32_t row) { places[row] = place; });
   Gathering some(*this, s);
-  // Rows are asked for while their keys are put together.
+  // Rows are prefetched while their keys are gathered.
   const size_t ahead = std::min<size_t>(weight_stride_, 256);
   for (uint32_t first = 0; first < s.rows; first += slab_mask_ + 1) {
     const std::byte* const slab = this->slab(s, first);

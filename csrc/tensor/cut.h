@@ -1,5 +1,5 @@
 // Cut: how a tensor is divided into shards. Fixed by shape and dtype alone, so it is the same for any number of
-// servers, and two tensors of the same shape are cut alike.
+// servers, and two tensors of the same shape and dtype are cut alike.
 //
 //     shard bytes = bytes / 64, at least 64 KiB, at most 4 MiB; between rows where a row fits, else anywhere
 //

@@ -1,11 +1,11 @@
 // Planes: the arrays of numbers that a tensor is made of, in this order: its weights, each state array of its rule, the
-// rule's numbers of rows. Where a shard's part of each lies in the whole array:
+// rule's numbers per row. Where a shard's part of each lies in the whole array:
 //
 //     weights   | shard 0 | shard 1 | shard 2 |      float32, float64 or int64
 //     exp_avg   | shard 0 | shard 1 | shard 2 |      state is float32
 //     ...
 //
-// and the rule's numbers of shards, where it has any.
+// and last the rule's numbers per shard, where it has any.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/breaks.h"
 #include "base/fingerprint.h"
 #include "base/os.h"
 #include "rule/bounded.h"
@@ -14,7 +15,7 @@ namespace windlass {
 namespace {
 
 // How many numbers are converted at once.
-constexpr uint64_t kBlock = 1024;
+constexpr uint64_t kBlockElements = 1024;
 
 // Keeps arrays off power-of-two distances.
 constexpr uint64_t kStagger = 64 * 67;
@@ -30,6 +31,13 @@ std::string text_of(T x) {
 uint64_t round_up(uint64_t bytes) { return (bytes + 63) & ~uint64_t{63}; }
 
 }  // namespace
+
+Status changed_on_loan(const std::string& what, uint32_t shard, bool any) {
+  const std::string where = "shard " + std::to_string(shard);
+  return any ? Status(Code::kBufferInUse, what + " was changed while it was on loan, and has NaN or infinity by now; " +
+                                              where + " got a part of it")
+             : Status(Code::kNonFinite, what + " has NaN or infinity; nothing was applied to " + where);
+}
 
 uint64_t TensorSpec::elements() const {
   uint64_t n = 1;
@@ -54,7 +62,7 @@ std::string describe_shape(const uint64_t* shape, size_t dims) {
   return text + (dims == 1 ? ",)" : ")");
 }
 
-// As Python writes it, without what is as it usually is.
+// As Python writes it, without what is at its default.
 std::string describe(const Schedule& s) {
   static constexpr const char* kDecays[] = {nullptr, "linear", "cosine", "inverse_root", "steps"};
   std::string text = "warmup=" + std::to_string(s.warmup);
@@ -270,7 +278,7 @@ void Tensor::write_out(const Span& span, uint64_t done, uint64_t n, const Arrays
   }
 }
 
-// The function works on a copy: what it does counts when it has returned, and never if it fails or takes too long.
+// The function works on a copy, which is taken over when it has returned, and never if it fails or takes too long.
 Status Tensor::apply_foreign(uint32_t index, const Hyper& hyper, const Span* spans, size_t n_spans,
                              const Arrays& arrays) {
   if (foreign_ == nullptr) return Status(Code::kInternal, "tensor '" + name_ + "': its rule is not there");
@@ -287,7 +295,7 @@ Status Tensor::apply_foreign(uint32_t index, const Hyper& hyper, const Span* spa
   return call_foreign(index, hyper, spans, n_spans, arrays);
 }
 
-// Without a gradient it is the call before the first update.
+// Without a gradient, this is the call before the first update.
 Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* spans, size_t n_spans,
                             const Arrays& arrays) {
   const Layout layout = layout_of(spec_.rule);
@@ -299,9 +307,11 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
   for (size_t s = 0; s < n_spans; ++s) size.elements += spans[s].n;
   const bool bounded = arrays.in != nullptr && Bounds::any(spec_.rule);
   const Bounds bounds(spec_.rule);
-  const auto each = [&](auto f) {  // (its elements here, where they are in a call, how many)
+  const auto each = [&](auto f) {  // f(a span, its place in the arrays of a call)
     for (size_t s = 0, at = 0; s < n_spans; at += spans[s++].n) f(spans[s], at);
   };
+  const bool looks = spec_.reject_nonfinite && arrays.lent && !broken(Break::kNonfinite);
+  bool finite = true;
   const auto fill = [&](ForeignCall& call) {
     each([&](const Span& span, uint64_t at) {
       const uint64_t here = span.first - first_;
@@ -309,6 +319,7 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
       if (arrays.in != nullptr)
         kernels().to_f32(arrays.in_dtype, static_cast<const std::byte*>(arrays.in) + span.at * size_of(arrays.in_dtype),
                          call.g + at, span.n);
+      if (looks) finite = finite && kernels().finite(Dtype::kFloat32, call.g + at, span.n);
       if (bounded) bounds.gradient(call.g + at, call.g + at, span.n);
       for (int v = 0; v < layout.vectors; ++v)
         std::memcpy(call.state[v] + at, state_[v] + here, span.n * sizeof(float));
@@ -324,6 +335,7 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
     call.count = arrays.in != nullptr ? shard.count + 1 : 0;
   };
   const auto take = [&](const ForeignCall& call) {
+    if (!finite) return;
     each([&](const Span& span, uint64_t at) {
       const uint64_t here = span.first - first_;
       std::memcpy(weights(span.first), call.w + at, span.n * sizeof(float));
@@ -341,7 +353,12 @@ Status Tensor::call_foreign(uint32_t index, const Hyper& hyper, const Span* span
     if (arrays.stream) kernels().fence();
     if (arrays.in != nullptr) ++shard.count;
   };
-  return foreign_->apply(size, fill, take);
+  WL_RETURN_IF_ERROR(foreign_->apply(size, fill, take));
+  return finite ? Status() : found_nonfinite(index, false);
+}
+
+Status Tensor::found_nonfinite(uint32_t shard, bool any) const {
+  return changed_on_loan("tensor '" + name_ + "': the gradient", shard, any);
 }
 
 Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n_spans, const Arrays& arrays) {
@@ -355,16 +372,23 @@ Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size
   auto* const run = spec_.dtype == Dtype::kFloat32   ? rule.dense
                     : spec_.dtype == Dtype::kFloat64 ? rule.dense_f64
                                                      : rule.dense_i64;
-  // Numbers of another type pass through a block that stays in the first-level cache; float32 needs none.
+  // Numbers of another type pass through a block that stays in the first-level cache; float32 needs none. So do lent
+  // numbers that must be finite, unless the kernel itself looks: what was checked before may have changed, and what is
+  // looked at must be what is used.
   const bool convert_in = arrays.in_dtype != spec_.dtype;
+  const bool looks = spec_.reject_nonfinite && arrays.lent && !broken(Break::kNonfinite);
+  const bool in_pass =
+      looks && !convert_in && !bounded && spec_.dtype == Dtype::kFloat32 && (!row_rule || cut_.row <= kLookingRowMax);
   const bool fused_out = arrays.out != nullptr && arrays.out_dtype == Dtype::kFloat32 && spec_.dtype == Dtype::kFloat32;
   const bool separate_out = arrays.out != nullptr && !fused_out;
   uint64_t block = ~uint64_t{0};
-  if (convert_in || separate_out) block = row_rule ? std::max<uint64_t>(kBlock / cut_.row, 1) * cut_.row : kBlock;
+  const bool copies = convert_in || (looks && !in_pass);
+  if (copies || separate_out)
+    block = row_rule ? std::max<uint64_t>(kBlockElements / cut_.row, 1) * cut_.row : kBlockElements;
   const bool stops = os::stops_within("pass");
   if (stops) block = std::max<uint64_t>(spans[0].n / 2 / cut_.row * cut_.row, 1);
-  std::unique_ptr<float[]> converted;
-  if (convert_in) converted = std::make_unique_for_overwrite<float[]>(block);
+  std::unique_ptr<std::byte[]> own;
+  if (copies) own = std::make_unique_for_overwrite<std::byte[]>(block * size_of(spec_.dtype));
 
   for (size_t s = 0; s < n_spans; ++s) {
     const Span& span = spans[s];
@@ -377,14 +401,30 @@ Status Tensor::apply(uint32_t shard, const Hyper& hyper, const Span* spans, size
       if (row_rule) d.scalars = scalars_ + (element - first_) / cut_.row * rule.layout.row_scalars;
       d.g = static_cast<const std::byte*>(arrays.in) + (span.at + done) * size_of(arrays.in_dtype);
       if (convert_in) {
-        kernels().to_f32(arrays.in_dtype, d.g, converted.get(), n);
-        d.g = converted.get();
+        kernels().to_f32(arrays.in_dtype, d.g, reinterpret_cast<float*>(own.get()), n);
+        d.g = own.get();
+      } else if (copies) {
+        std::memcpy(own.get(), d.g, n * size_of(spec_.dtype));
+        d.g = own.get();
       }
       d.n = n;
       d.row = cut_.row;
       if (fused_out) d.out = static_cast<float*>(arrays.out) + span.at + done;
       d.stream = arrays.stream;
-      bounded ? bounds.dense(rule, step, d) : run(step, d);
+      uint64_t applied = n;
+      if (in_pass) {
+        applied = rule.looking(step, d);
+      } else if (looks && !kernels().finite(spec_.dtype, d.g, n)) {
+        applied = 0;
+      } else {
+        bounded ? bounds.dense(rule, step, d) : run(step, d);
+      }
+      if (applied != n) {
+        const bool any = s != 0 || done != 0 || applied != 0;
+        if (!any) --this->shard(shard).count;
+        if (arrays.stream) kernels().fence();
+        return found_nonfinite(shard, any);
+      }
       if (separate_out) write_out(span, done, n, arrays);
       if (stops && s == 0 && done == 0) os::stop_process();
       if (block == ~uint64_t{0}) break;

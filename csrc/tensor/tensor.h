@@ -1,11 +1,10 @@
-// Tensor: a named dense array in shards, with its rule's state. What a server holds of one.
+// Tensor: what a server holds of a named dense array in shards, with its rule's state.
 //
-// A server holds a run of the tensor's shards: all of them, or its share. They lie one behind the other, so that a
-// request for all of them is few long passes. Weights and
-// each state array start a few cache lines apart from a power-of-two distance; equal distances would put them into
-// the same cache sets and halve the speed.
+// A server holds a run of the tensor's shards: all of them, or its share. They are contiguous, so that a request for
+// all of them is few long passes. The distances between weights and state arrays are some cache lines off a power of
+// two: powers of two would put them into the same cache sets and halve the speed.
 //
-// Thread safety: apply(), read() and memory that comes and goes belong to the holder of the shard's turn; everything
+// Thread safety: apply(), read(), take_memory() and give_memory() belong to the holder of the shard's turn; everything
 // else is fixed after create().
 #pragma once
 
@@ -37,7 +36,7 @@ struct TensorSpec {
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 
   uint64_t elements() const;
-  uint64_t row() const;  // elements per row: what is behind the first dimension
+  uint64_t row() const;  // elements per row: all dimensions but the first
 };
 
 // How it is cut.
@@ -62,7 +61,12 @@ struct Arrays {
   Dtype in_dtype = Dtype::kFloat32;
   Dtype out_dtype = Dtype::kFloat32;
   bool stream = false;  // outputs bypass the cache
+  bool lent = false;    // the input is the caller's own memory, which may change at any time
 };
+
+// The error of a push whose numbers were finite when they were checked and are not when they are used. any: some of it
+// has been applied.
+Status changed_on_loan(const std::string& what, uint32_t shard, bool any);
 
 // A run of shards, [first, end).
 struct Run {
@@ -70,10 +74,10 @@ struct Run {
   uint32_t end = ~0u;
 };
 
-// Ok when such a tensor can be; *cut becomes how it is cut.
+// Ok when the spec is valid; *cut becomes how it is cut.
 Status check_spec(const std::string& name, const TensorSpec& spec, Cut* cut);
 
-// Ok when a tensor can lie where the one lies that its spec names. anchor: the spec of that one; nullptr: there is
+// Ok when a tensor can be placed like the one that spec.like names. anchor: the spec of that one; nullptr: there is
 // none.
 Status check_like(const std::string& name, const TensorSpec& spec, const TensorSpec* anchor);
 
@@ -92,28 +96,29 @@ class Tensor {
   Shard& shard(uint32_t i) { return shards_[i - run_.first]; }
   uint64_t bytes() const { return bytes_; }
 
-  // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there. Only a
-  // rule of the user's can fail, and nothing has changed then.
+  // One update of a shard from arrays.in, over the spans; where arrays.out is given, the new weights go there. A user's
+  // rule can fail; nothing has changed then. With reject_nonfinite, lent memory that has NaN or infinity when it is
+  // read fails with kNonFinite if nothing has changed yet, else with kBufferInUse.
   Status apply(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
-  // One update of a whole float32 shard from several gradients: their sum by weight, over `weight`. The new weights go
-  // to each of the copies as well.
+  // One update of a whole float32 shard from several gradients: their weighted sum, divided by `weight`. The new
+  // weights also go to each of the copies.
   void apply_mean(uint32_t shard, const Hyper& hyper, const std::vector<Weighed>& terms, float weight,
                   const std::vector<Mean::Copy>& copies);
-  // The weights of the spans, to arrays.out.
+  // Copies the weights of the spans to arrays.out.
   void read(const Span* spans, size_t n, const Arrays& arrays) const;
-  // The shard's weights where they lie; the holder's of its turn.
+  // The shard's weights in place, for the holder of its turn.
   const std::byte* weights_of(uint32_t shard) const { return weights(cut_.first_of(shard)); }
   // Of the shard's weights and state; the sum over all shards is the tensor's.
   uint64_t fingerprint(uint32_t shard) const;
-  // Everything of the shard that is numbers, where it lies: weights, state arrays, numbers of rows and of the shard.
+  // All numbers of the shard, in place: weights, state arrays, numbers per row and of the shard.
   struct Piece {
     std::byte* data;
     uint64_t bytes;
   };
   std::vector<Piece> pieces_of(uint32_t shard) const;
 
-  // A tensor that is one shard which comes and goes: it is made without memory, gets it, and gives it back. The shard
-  // itself stays where it is.
+  // For a tensor that is one shard which comes and goes: it is made without memory, takes it, and gives it back. The
+  // Shard itself stays in place.
   static std::unique_ptr<Tensor> make_empty(const std::string& name, const TensorSpec& spec, const Cut& cut,
                                             Budget* budget, Run run);
   Status take_memory();
@@ -128,6 +133,7 @@ class Tensor {
   uint64_t rows() const { return (elements() + cut_.row - 1) / cut_.row; }
   void write_out(const Span& span, uint64_t done, uint64_t n, const Arrays& arrays) const;
   Status apply_foreign(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
+  Status found_nonfinite(uint32_t shard, bool any) const;
   Status call_foreign(uint32_t shard, const Hyper& hyper, const Span* spans, size_t n, const Arrays& arrays);
   float* shard_scalars(uint32_t shard) const {
     return shard_scalars_ + (shard - run_.first) * uint64_t{spec_.rule.foreign.shard_scalars};

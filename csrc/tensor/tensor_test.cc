@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "rule/kernels_test.h"
 
@@ -93,6 +94,37 @@ TEST(updates_do_not_depend_on_the_spans) {
       }
       CHECK(same_bits(pieces.read(), whole.read()));
       CHECK_EQ(pieces.fingerprint(), whole.fingerprint());
+    }
+  }
+}
+
+TEST(lent_numbers_that_must_be_finite_give_the_same_bits_and_others_are_not_applied) {
+  test::Random random(test::seed());
+  const float bad[] = {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  for (const RuleKind kind : our_rules()) {
+    for (const uint64_t row : {1u, 7u, 1500u}) {
+      TensorSpec spec = spec_of({60'000 / row, row}, kind);
+      Held plain(spec);
+      spec.reject_nonfinite = true;
+      Held checked(spec);
+      std::vector<float> g = random_floats(random, plain.elements()), out(g.size());
+      for (int step = 0; step < 2; ++step) {
+        const Hyper hyper = test::hyper_of(kind, step);
+        plain.apply(hyper, Arrays{.in = g.data()});
+        checked.apply(hyper, Arrays{.in = g.data(), .out = out.data(), .stream = step == 1, .lent = true});
+        CHECK(same_bits(out, plain.read()));
+      }
+      CHECK_EQ(checked.fingerprint(), plain.fingerprint());
+      const std::vector<Span> all = checked.spans(0, 1, nullptr);
+      const Arrays lent{.in = g.data(), .lent = true};
+      g[0] = bad[row % 2];
+      CHECK_CODE(checked.tensor->apply(0, test::hyper_of(kind, 2), all.data(), all.size(), lent), Code::kNonFinite);
+      CHECK_EQ(checked.fingerprint(), plain.fingerprint());
+      g[0] = 0;
+      g[all[0].n - 1] = bad[row % 2];
+      CHECK_CODE(checked.tensor->apply(0, test::hyper_of(kind, 2), all.data(), all.size(), lent), Code::kBufferInUse);
+      const std::vector<float> weights = checked.read();
+      CHECK(kernels().finite(Dtype::kFloat32, weights.data(), weights.size()));
     }
   }
 }

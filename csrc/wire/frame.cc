@@ -61,7 +61,7 @@ const char* name_of(Op op) {
 }
 
 void encode(const Header& header, std::byte* to) { encode_section(header, to); }
-void encode(const Part& part, std::byte* to) { encode_section(part, to); }
+void encode(const Block& block, std::byte* to) { encode_section(block, to); }
 
 Status decode(const std::byte* from, Header* out) {
   Header h;
@@ -75,46 +75,73 @@ Status decode(const std::byte* from, Header* out) {
   if (h.length > limits::kFrameBytesMax) return at_most("frame: length", limits::kFrameBytesMax, h.length);
   if (h.length % limits::kSectionBytes != 0)
     return broken("frame: length " + std::to_string(h.length) + " is no multiple of 64");
-  if (h.extension_bytes > limits::kExtensionBytesMax)
-    return at_most("frame: extension bytes", limits::kExtensionBytesMax, h.extension_bytes);
-  if (h.extension_bytes % limits::kSectionBytes != 0)
-    return broken("frame: extension bytes " + std::to_string(h.extension_bytes) + " are no multiple of 64");
-  if (h.parts > limits::kPartsMax) return at_most("frame: parts", limits::kPartsMax, h.parts);
-  const uint64_t least = h.extension_bytes + uint64_t{h.parts} * limits::kSectionBytes;
-  if (h.length < least) return broken("frame: length " + std::to_string(h.length) + " is too short for its parts");
-  if (h.dtype_in > static_cast<uint8_t>(Dtype::kFloat16) || h.dtype_out > static_cast<uint8_t>(Dtype::kFloat16))
-    return at_most("frame: dtype", static_cast<uint8_t>(Dtype::kFloat16), std::max(h.dtype_in, h.dtype_out));
+  if (h.blocks > limits::kBlocksMax) return at_most("frame: blocks", limits::kBlocksMax, h.blocks);
+  if (h.length < uint64_t{h.blocks} * limits::kSectionBytes)
+    return broken("frame: length " + std::to_string(h.length) + " is too short for its blocks");
   *out = h;
   return {};
 }
 
-Status decode(const std::byte* from, Part* out) {
-  Part p;
-  std::memcpy(&p, from, sizeof p);
-  if (const uint32_t crc = crc32c(&p, kSummedBytes); crc != p.crc) return expected("part: checksum", crc, p.crc);
-  if (p.items_bytes > limits::kItemsBytesMax)
-    return at_most("part: items bytes", limits::kItemsBytesMax, p.items_bytes);
-  if (p.numbers_bytes > limits::kNumbersBytesMax)
-    return at_most("part: numbers bytes", limits::kNumbersBytesMax, p.numbers_bytes);
-  *out = p;
+Status decode(const std::byte* from, Block* out) {
+  Block b;
+  std::memcpy(&b, from, sizeof b);
+  if (const uint32_t crc = crc32c(&b, kSummedBytes); crc != b.crc) return expected("block: checksum", crc, b.crc);
+  if (b.body_bytes > limits::kItemsBytesMax) return at_most("block: body bytes", limits::kItemsBytesMax, b.body_bytes);
+  if (b.numbers_bytes > limits::kNumbersBytesMax)
+    return at_most("block: numbers bytes", limits::kNumbersBytesMax, b.numbers_bytes);
+  *out = b;
   return {};
 }
 
-Status decode(const std::byte* items, uint32_t bytes, StepItem* out) {
-  StepItem item;
-  if (bytes < sizeof item) return Status(Code::kInvalidArgument, "step: a part without its first item");
-  std::memcpy(&item, items, sizeof item);
-  const auto op = static_cast<Op>(item.op);
-  if (op != Op::kPush && op != Op::kPull && op != Op::kPushPull && op != Op::kClose && op != Op::kTick &&
-      op != Op::kSettle)
-    return Status(Code::kInvalidArgument, "step: operation " + std::to_string(item.op) + " is no push and no pull");
-  if (item.hypers > limits::kPushNumbersMax || item.bytes() > bytes)
-    return Status(Code::kInvalidArgument,
-                  "step: " + std::to_string(item.hypers) + " hyperparameters do not fit its items");
-  const auto most = static_cast<uint8_t>(Dtype::kFloat16);
-  if (item.dtype_in > most || item.dtype_out > most) return Status(Code::kInvalidArgument, "step: an unknown dtype");
-  *out = item;
+Status read(const Block& block, const std::byte* bytes, Body* body) {
+  constexpr auto kLastDtype = static_cast<uint8_t>(Dtype::kFloat16);
+  const auto wrong = [](const std::string& what) { return Status(Code::kInvalidArgument, "block: " + what); };
+  if (block.op == 0 || block.op > kOpMax) return wrong("operation " + std::to_string(block.op));
+  if (block.dtype_in > kLastDtype || block.dtype_out > kLastDtype) return wrong("an unknown dtype");
+  if (block.hypers > limits::kPushNumbersMax)
+    return wrong(std::to_string(block.hypers) + " hyperparameters, at most " + std::to_string(limits::kPushNumbersMax));
+  if (block.entries > limits::kBlockEntriesMax)
+    return wrong(std::to_string(block.entries) + " entries, at most " + std::to_string(limits::kBlockEntriesMax));
+  const uint32_t head = head_bytes(block.flags, block.hypers, block.entries);
+  if (head > block.body_bytes && !windlass::broken(Break::kBounds))
+    return wrong("a body of " + std::to_string(block.body_bytes) + " bytes, too few for its " +
+                 std::to_string(block.entries) + " entries");
+  const auto take = [&](void* to, size_t n) {
+    std::memcpy(to, bytes, n);
+    bytes += n;
+  };
+  if (block.has(kHasValue)) take(&body->value, sizeof body->value);
+  body->head = bytes;
+  bytes += (block.has(kHasPlaces) ? sizeof(Places) : 0) + block.hypers * sizeof(double);
+  body->entries = bytes;
+  const size_t each = block.has(kRun) ? sizeof(uint64_t) : sizeof(EntryItem);
+  body->rest = bytes + (block.entries > 1 ? (block.entries - 1u) * each : 0);
+  body->rest_bytes = block.body_bytes - head;
   return {};
+}
+
+Places Body::places(const Block& block) const {
+  Places places;
+  if (block.has(kHasPlaces)) std::memcpy(&places, head, sizeof places);
+  return places;
+}
+
+void Body::hyper(const Block& block, double* to) const {
+  std::fill_n(to, limits::kPushNumbersMax, 0.0);
+  if (block.hypers == 0) return;
+  std::memcpy(to, head + (block.has(kHasPlaces) ? sizeof(Places) : 0), block.hypers * sizeof(double));
+}
+
+EntryItem Body::at(const Block& block, uint32_t i) const {
+  EntryItem item{block.shard, block.items, block.sequence};
+  if (i == 0) return item;
+  if (block.has(kRun)) {
+    item.shard = block.shard + i;
+    std::memcpy(&item.sequence, entries + (i - 1) * sizeof item.sequence, sizeof item.sequence);
+  } else {
+    std::memcpy(&item, entries + (i - 1) * sizeof item, sizeof item);
+  }
+  return item;
 }
 
 std::string encode(const CallItem& item) {
@@ -173,50 +200,6 @@ Status decode(const std::byte* items, uint32_t bytes, VectorItem* out) {
   return {};
 }
 
-void write_hyper(const double* values, size_t n, std::vector<std::byte>* to) {
-  const uint16_t head[2] = {kHyperExtension, static_cast<uint16_t>(n * sizeof(double))};
-  to->assign(padded(8 + n * sizeof(double)), std::byte{0});
-  std::memcpy(to->data(), head, sizeof head);
-  std::memcpy(to->data() + 8, values, n * sizeof(double));
-}
-
-void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to) {
-  constexpr size_t kBehind = 8 + sizeof(Places);
-  const uint16_t head[2] = {kPlacesExtension, sizeof(Places)};
-  const uint16_t next[2] = {kHyperExtension, static_cast<uint16_t>(n * sizeof(double))};
-  to->assign(padded(kBehind + (n != 0 ? 8 + n * sizeof(double) : 0)), std::byte{0});
-  std::memcpy(to->data(), head, sizeof head);
-  std::memcpy(to->data() + 8, &places, sizeof places);
-  if (n == 0) return;
-  std::memcpy(to->data() + kBehind, next, sizeof next);
-  std::memcpy(to->data() + kBehind + 8, hyper, n * sizeof(double));
-}
-
-Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n, Places* places) {
-  *n = 0;
-  for (size_t at = 0; at + 8 <= bytes;) {
-    uint16_t head[2];
-    std::memcpy(head, from + at, sizeof head);
-    const auto [type, length] = head;
-    if (type == 0) return {};
-    at += 8;
-    if (length > bytes - at) return broken("extension " + std::to_string(type) + ": longer than the list");
-    if (type == kHyperExtension) {
-      if (length % sizeof(double) != 0 || length > limits::kPushNumbersMax * sizeof(double))
-        return at_most("extension 1: bytes of hyperparameters", limits::kPushNumbersMax * sizeof(double), length);
-      std::memcpy(hyper, from + at, length);
-      *n = length / sizeof(double);
-    } else if (type == kPlacesExtension) {
-      if (length != sizeof(Places)) return expected("extension 0x8002: bytes", sizeof(Places), length);
-      std::memcpy(places, from + at, length);
-    } else if ((type & kMustUnderstand) != 0) {
-      return broken("extension " + std::to_string(type) + " must be understood and is not");
-    }
-    at += (length + size_t{7}) & ~size_t{7};
-  }
-  return {};
-}
-
 std::string printable(const std::string& text) {
   std::string out = text.substr(0, limits::kMessageBytesMax);
   for (size_t i = 0; i < out.size();) {
@@ -226,7 +209,7 @@ std::string printable(const std::string& text) {
       ++i;
       continue;
     }
-    // A letter of UTF-8: two to four bytes, written no longer than it must be, and a code point that exists.
+    // A UTF-8 character: two to four bytes, in its shortest form, and a valid code point.
     const size_t n = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
     uint32_t point = lead & (0xFFu >> (n + 1));
     bool fits = lead >= 0xC2 && lead <= 0xF4 && i + n <= out.size();

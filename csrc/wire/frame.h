@@ -1,7 +1,7 @@
 // Frame: what travels between a client and a server, byte for byte as in docs/formats/wire.md.
 //
-// Everything here is pure: bytes in, a checked value or a Status out. decode() looks at a private copy of the bytes, so
-// that a peer that changes them meanwhile changes nothing, and takes no memory.
+// Everything here is pure: bytes in, a checked value or a Status out. decode() checks a private copy of the bytes, so
+// that a peer that changes them meanwhile has no effect, and allocates nothing.
 #pragma once
 
 #include <bit>
@@ -37,46 +37,51 @@ enum class Op : uint8_t {
   kDetach,
   kArena,
   kStep,
-  kClose,  // only within a step, as is the next
+  kClose,
   kTick,
   kEnter,
   kPut,
   kSnapshot,
   kQuery,
-  kVector,  // that writes; a dot is an operation of its own
+  kVector,  // one that writes; a dot is an operation of its own
   kCall,
   kDot,
   kSettle,
 };
+inline constexpr uint64_t kHelloRequest = 1;  // of the first request of every connection
 inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSettle);
-// Operations that are about no shard: one part with a body.
+// Operations that are about no shard: one block with a body.
 constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;
-inline constexpr uint8_t kVersion = 1;
-inline constexpr uint8_t kAnswer = 0x80;     // in `op`
-inline constexpr uint16_t kChecksummed = 1;  // in Header::flags
-inline constexpr uint16_t kInArenas = 2;     // likewise: numbers lie in arenas, not in the frame
+inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kAnswer = 0x80;  // in `op`
 
+enum FrameFlag : uint16_t {
+  kChecksummed = 1,  // numbers have checksums
+  kInArenas = 2,     // blocks may have arrays in arenas
+  kTicks = 4,        // also a tick, at the first block's clock, with the objects that the last tick named
+  kManyObjects = 8,  // blocks are about several objects: little work each, and worth sharing early
+};
+
+// Opens every frame. A frame about shards is a step of blocks; others have one block with a body.
 struct Header {
   uint32_t magic = kMagic;
   uint8_t version = kVersion;
   uint8_t op = 0;
-  uint16_t flags = 0;
+  uint16_t flags = 0;  // FrameFlag
   uint64_t length = 0;
   uint64_t request = 0;
   uint64_t session = 0;
   uint32_t app = 0;
-  uint32_t object = 0;
   uint32_t deadline_ms = 0;
+  uint64_t work_bytes = 0;  // that the server reads or writes for it: decides whether several threads share it
+  uint32_t blocks = 0;
   uint8_t lane = 0;
-  uint8_t dtype_in = 0;
-  uint8_t dtype_out = 0;
   uint8_t priority = 0;  // higher ones go first
-  uint32_t parts = 0;
-  uint32_t extension_bytes = 0;
-  uint32_t extension_crc = 0;
+  uint16_t zero = 0;
+  uint32_t zero_too = 0;
   uint32_t crc = 0;
 
   Op operation() const { return static_cast<Op>(op & ~kAnswer); }
@@ -84,56 +89,98 @@ struct Header {
 };
 static_assert(sizeof(Header) == limits::kSectionBytes);
 
-enum PartFlag : uint16_t {
-  kCloses = 1,      // the iteration, at this shard
-  kEmpty = 2,       // a push that only uses up its sequence
-  kCreates = 4,     // missing rows
-  kWhole = 8,       // the whole shard, no spans
-  kUnchanged = 16,  // nothing newer, no numbers
-  kMore = 32,       // a scan that is not at its end
-  kPlaced = 64,     // every span or key says where its numbers are
-  kListed = 128,    // the items are elsewhere: in an arena
-  kTicks = 256,     // all before its clock is closed, but at the objects that the worker's last tick named
-  kApart = 512,     // of a vector operation: nothing was done, since the other shard is not here or not ready
+enum BlockFlag : uint16_t {
+  kCloses = 1,       // closes the iteration at these shards
+  kEmpty = 2,        // a push that only uses up its sequence
+  kCreates = 4,      // makes missing rows
+  kWhole = 8,        // whole shards, no spans
+  kUnchanged = 16,   // of an answer: nothing newer, no numbers
+  kMore = 32,        // of an answer: the scan is not at its end
+  kPlaced = 64,      // every span or key says where its numbers are
+  kListed = 128,     // the items are in an arena
+  kAsBefore = 256,   // object, operation, dtypes, hyperparameters, places and argument are those of the block before
+  kApart = 512,      // of an answer to a vector operation: nothing was done, the other shard is not here or not ready
+  kHasValue = 1024,  // the body begins with a value
+  kHasPlaces = 2048,
+  kRun = 4096,        // consecutive shards: a further entry is only its sequence
+  kHasValues = 8192,  // of an answer: a value per entry
+  kWaited = 16384,    // of an answer: how long it waited at a gate, and for whom
 };
 
-struct Part {
-  uint32_t shard = 0;
-  uint32_t term = 0;
-  uint64_t sequence = 0;
-  uint64_t clock = 0;
-  uint32_t items = 0;
-  uint32_t items_bytes = 0;
-  uint64_t numbers_bytes = 0;
-  uint32_t items_crc = 0;
+// Says once what several shards of one object have in common, and has an entry for each. The header has the first.
+struct Block {
+  uint32_t object = 0;  // 0: it is about none
+  uint8_t op = 0;
+  uint8_t dtype_in = 0;
+  uint8_t dtype_out = 0;
+  uint8_t hypers = 0;     // float64 numbers in the body
+  uint16_t flags = 0;     // BlockFlag
+  uint16_t entries = 0;   // 0: it is about no shard
+  uint32_t label = 0;     // the client's number for it; the answer repeats it
+  uint64_t clock = 0;     // of an answer: the lowest that an entry saw
+  uint32_t term = 0;      // of all entries
+  uint32_t shard = 0;     // of the first
+  uint64_t sequence = 0;  // of the first
+  uint32_t items = 0;     // of the first; of an answer: exceptions
+  uint32_t body_bytes = 0;
+  uint32_t numbers_bytes = 0;
+  uint32_t body_crc = 0;
   uint32_t numbers_crc = 0;
-  uint64_t value = 0;
-  uint16_t flags = 0;
-  uint8_t status = 0;
-  uint8_t zero = 0;
   uint32_t crc = 0;
 
-  // What follows the part's header.
-  uint64_t bytes() const;
+  Op operation() const { return static_cast<Op>(op); }
+  bool has(BlockFlag flag) const { return (flags & flag) != 0; }
+  // Of an answer: the first entry's value, where term and shard are in a request.
+  uint64_t value() const { return uint64_t{shard} << 32 | term; }
+  void set_value(uint64_t value) {
+    term = static_cast<uint32_t>(value);
+    shard = static_cast<uint32_t>(value >> 32);
+  }
+  uint64_t bytes() const;  // that follow the header
 };
-static_assert(sizeof(Part) == limits::kSectionBytes);
+static_assert(sizeof(Block) == limits::kSectionBytes);
+inline constexpr size_t kSection = limits::kSectionBytes;  // of a header, and of a block's
+
+// A further entry of a block.
+struct EntryItem {
+  uint32_t shard = 0;
+  uint32_t items = 0;
+  uint64_t sequence = 0;
+};
+static_assert(sizeof(EntryItem) == 16);
+
+// An entry whose answer differs from the others': refused, elsewhere, or with flags. Its message follows, padded to 8.
+struct Exception {
+  static constexpr uint32_t kAll = ~0u;
+  uint32_t entry = 0;  // kAll: all of them
+  uint8_t status = 0;
+  uint8_t zero = 0;
+  uint16_t flags = 0;
+  uint32_t term = 0;
+  uint32_t message_bytes = 0;
+  uint64_t value = 0;
+};
+static_assert(sizeof(Exception) == 24);
+
+// How long an entry waited at a gate, and for whom.
+struct Waited {
+  uint64_t ns = 0;
+  uint32_t rank = 0;
+  uint32_t zero = 0;
+};
+static_assert(sizeof(Waited) == 16);
 
 constexpr uint64_t padded(uint64_t bytes) {
   return (bytes + limits::kSectionBytes - 1) & ~uint64_t{limits::kSectionBytes - 1};
 }
-inline uint64_t Part::bytes() const { return padded(items_bytes) + padded(numbers_bytes); }
+inline uint64_t Block::bytes() const { return padded(body_bytes) + padded(numbers_bytes); }
 
 // Writes 64 bytes, checksum included.
 void encode(const Header& header, std::byte* to);
-void encode(const Part& part, std::byte* to);
+void encode(const Block& block, std::byte* to);
 // Reads 64 bytes; anything that breaks the rules is kProtocolError.
 Status decode(const std::byte* from, Header* header);
-Status decode(const std::byte* from, Part* part);
-
-// Extensions: a list of (type, length, bytes).
-inline constexpr uint16_t kHyperExtension = 1;
-inline constexpr uint16_t kMustUnderstand = 0x8000;
-inline constexpr uint16_t kPlacesExtension = 2 | kMustUnderstand;
+Status decode(const std::byte* from, Block* block);
 
 // Where the arrays of a request lie when they are in arenas.
 struct Places {
@@ -144,7 +191,7 @@ struct Places {
 };
 static_assert(sizeof(Places) == 48);
 
-// Where the items of a part are, with flag kListed.
+// Where the items of a block are, with flag kListed.
 struct ListedItems {
   uint32_t arena = 0;
   uint32_t crc = 0;
@@ -152,29 +199,33 @@ struct ListedItems {
 };
 static_assert(sizeof(ListedItems) == 24);
 
-// What a part of a step is about: the first of its items, before hyperparameters (float64 each, padded) and the items
-// that it would have on its own.
-struct StepItem {
-  uint32_t object = 0;
-  uint32_t shard = 0;
-  uint8_t op = 0;  // push, pull, push_pull, close or tick
-  uint8_t dtype_in = 0, dtype_out = 0;
-  uint8_t hypers = 0;  // how many follow
-  uint32_t zero = 0;
-  Places places;
+// The body of a block in a request, up to its items and argument, which the object reads.
+//
+//     | value | places | hyperparameters | further entries | items | argument |
+struct Body {
+  uint64_t value = 0;
+  const std::byte* head = nullptr;     // places and hyperparameters, whichever the block has
+  const std::byte* entries = nullptr;  // from the second on; at() reads them
+  const std::byte* rest = nullptr;     // items and argument
+  uint32_t rest_bytes = 0;
 
-  uint32_t bytes() const;  // with the hyperparameters
+  Places places(const Block& block) const;
+  // `to` has room for limits::kPushNumbersMax; those that the block does not have become zeros.
+  void hyper(const Block& block, double* to) const;
+  // Entry i of the block.
+  EntryItem at(const Block& block, uint32_t i) const;
 };
-static_assert(sizeof(StepItem) == limits::kSectionBytes);
-
-inline uint32_t StepItem::bytes() const {
-  return static_cast<uint32_t>(sizeof(StepItem) + padded(hypers * sizeof(double)));
+// Bytes of a body before its items.
+inline uint32_t head_bytes(uint16_t flags, uint8_t hypers, uint32_t entries) {
+  const uint32_t each = (flags & kRun) != 0 ? sizeof(uint64_t) : sizeof(EntryItem);
+  return static_cast<uint32_t>(((flags & kHasValue) != 0 ? sizeof(uint64_t) : 0) +
+                               ((flags & kHasPlaces) != 0 ? sizeof(Places) : 0) + hypers * sizeof(double) +
+                               (entries > 1 ? (entries - 1) * each : 0));
 }
-// Reads the first item of a part of a step; whatever is wrong with it is kInvalidArgument.
-Status decode(const std::byte* items, uint32_t bytes, StepItem* item);
+// `bytes` has block.body_bytes; kInvalidArgument when they are malformed.
+Status read(const Block& block, const std::byte* bytes, Body* body);
 
-// What a part of a call asks for: a function of the user's, and its arguments. The items: name bytes u16, name,
-// arguments.
+// The argument of a call: the name of a user's function, and its arguments. Encoded as name bytes u16, name, arguments.
 struct CallItem {
   std::string name;
   std::string arguments;
@@ -182,37 +233,31 @@ struct CallItem {
 std::string encode(const CallItem& item);
 Status decode(const std::byte* items, uint32_t bytes, CallItem* item);
 
-// What a part of a put brings: the items; the arrays of the shard that it names follow as its numbers
-// (tensor/planes.h).
+// The argument of a put; the shard's arrays that it names are the numbers of its block (tensor/planes.h).
 struct PutItem {
   uint32_t planes = 0;      // bit i: array i is among the numbers
   uint32_t sets_count = 0;  // 1: the rule's count of updates becomes `count`
   uint64_t count = 0;
 };
 static_assert(sizeof(PutItem) == 16);
-// Whatever is wrong with it is kInvalidArgument. arrays: how many the tensor has.
+// kInvalidArgument when it is malformed. arrays: how many the tensor has.
 Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* item);
 
-// What a part of a vector operation does: the items. There are no numbers: those of the other tensor are on the server.
+// The argument of a vector operation. Its block has no numbers: those of the other tensor are on the server.
 struct VectorItem {
   uint8_t operation = 0;  // VectorOp
   uint8_t zero[3] = {};
   uint32_t object = 0;  // the other tensor; 0 where there is none
   uint32_t term = 0;    // of its shard, as the client knows it
   uint32_t zero_too = 0;
-  uint64_t sequence = 0;  // the push to that shard that must be seen
+  uint64_t sequence = 0;  // the push to that shard that must have been applied
   uint64_t a = 0;         // the bits of a float64, or of an int64 where the tensors are int64; 0 where there is none
 
   VectorOp op() const { return static_cast<VectorOp>(operation); }
 };
 static_assert(sizeof(VectorItem) == 32);
-// Whatever is wrong with it is kInvalidArgument.
+// kInvalidArgument when it is malformed.
 Status decode(const std::byte* items, uint32_t bytes, VectorItem* item);
-
-void write_hyper(const double* values, size_t n, std::vector<std::byte>* to);  // padded
-void write_extensions(const Places& places, const double* hyper, size_t n, std::vector<std::byte>* to);
-// Reads the list; `hyper` has room for limits::kPushNumbersMax, *n becomes how many there were.
-Status read_extensions(const std::byte* from, size_t bytes, double* hyper, size_t* n, Places* places);
 
 // Bodies are written and read number by number.
 class Writer {
@@ -271,7 +316,7 @@ class Reader {
   bool ok_ = true;
 };
 
-// Text that came from a peer, made fit to be shown.
+// Text from a peer, made safe to show.
 std::string printable(const std::string& text);
 
 }  // namespace windlass::wire

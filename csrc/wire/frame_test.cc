@@ -20,35 +20,36 @@ Header some_header(test::Random* random) {
   h.request = random->next();
   h.session = random->next();
   h.app = static_cast<uint32_t>(random->next());
-  h.object = static_cast<uint32_t>(random->next());
   h.deadline_ms = static_cast<uint32_t>(random->next());
+  h.work_bytes = random->next();
   h.lane = static_cast<uint8_t>(random->below(2));
   h.priority = static_cast<uint8_t>(random->below(256));
-  h.dtype_in = static_cast<uint8_t>(random->below(5));
-  h.dtype_out = static_cast<uint8_t>(random->below(5));
-  h.parts = static_cast<uint32_t>(random->below(limits::kPartsMax + 1));
-  h.extension_bytes = static_cast<uint32_t>(random->below(limits::kExtensionBytesMax / kBytes + 1) * kBytes);
-  h.extension_crc = static_cast<uint32_t>(random->next());
-  const uint64_t least = h.extension_bytes + uint64_t{h.parts} * kBytes;
+  h.blocks = static_cast<uint32_t>(random->below(limits::kBlocksMax + 1));
+  const uint64_t least = uint64_t{h.blocks} * kBytes;
   h.length = least + random->below((limits::kFrameBytesMax - least) / kBytes + 1) * kBytes;
   return h;
 }
 
-Part some_part(test::Random* random) {
-  Part p;
-  p.shard = static_cast<uint32_t>(random->next());
-  p.term = static_cast<uint32_t>(random->next());
-  p.sequence = random->next();
-  p.clock = random->next();
-  p.items = static_cast<uint32_t>(random->next());
-  p.items_bytes = static_cast<uint32_t>(random->below(uint64_t{limits::kItemsBytesMax} + 1));
-  p.numbers_bytes = random->below(limits::kNumbersBytesMax + 1);
-  p.items_crc = static_cast<uint32_t>(random->next());
-  p.numbers_crc = static_cast<uint32_t>(random->next());
-  p.value = random->next();
-  p.flags = static_cast<uint16_t>(random->next());
-  p.status = static_cast<uint8_t>(random->next());
-  return p;
+Block some_block(test::Random* random) {
+  Block b;
+  b.object = static_cast<uint32_t>(random->next());
+  b.op = static_cast<uint8_t>(random->next());
+  b.dtype_in = static_cast<uint8_t>(random->next());
+  b.dtype_out = static_cast<uint8_t>(random->next());
+  b.hypers = static_cast<uint8_t>(random->next());
+  b.flags = static_cast<uint16_t>(random->next());
+  b.entries = static_cast<uint16_t>(random->next());
+  b.label = static_cast<uint32_t>(random->next());
+  b.clock = random->next();
+  b.term = static_cast<uint32_t>(random->next());
+  b.shard = static_cast<uint32_t>(random->next());
+  b.sequence = random->next();
+  b.items = static_cast<uint32_t>(random->next());
+  b.body_bytes = static_cast<uint32_t>(random->below(uint64_t{limits::kItemsBytesMax} + 1));
+  b.numbers_bytes = static_cast<uint32_t>(random->below(limits::kNumbersBytesMax + 1));
+  b.body_crc = static_cast<uint32_t>(random->next());
+  b.numbers_crc = static_cast<uint32_t>(random->next());
+  return b;
 }
 
 // What decode() says of a section whose checksum is right.
@@ -84,41 +85,24 @@ void check_every_flip_is_noticed(const Section& section) {
   CHECK_OK(decode(bytes, &out));
 }
 
-// A list of extensions that ends with its allocation, so that the sanitizer sees a read too many.
-class Extensions {
- public:
-  void add(uint16_t type, uint16_t length, const std::string& content) {
-    Writer w;
-    w.put(type);
-    w.put(length);
-    w.put(uint32_t{0});
-    w.put_bytes(content);
-    bytes_ += w.take();
+// A block of a request and its body, which ends with its allocation, so that the sanitizer sees a read too many.
+struct Sent {
+  Block block;
+  std::string body;
+  template <class T>
+  void put(const T& value) {
+    body.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
-  void pad(size_t to) { bytes_.resize(to); }
-  void pad() { bytes_.resize(padded(bytes_.size())); }
-  size_t size() const { return bytes_.size(); }
-  Status read(double* hyper, size_t* n) const {
-    const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes_.size());
-    std::memcpy(copy.get(), bytes_.data(), bytes_.size());
-    Places places;
-    return read_extensions(copy.get(), bytes_.size(), hyper, n, &places);
+  Status read(Body* out, std::string* rest = nullptr) {
+    block.body_bytes = static_cast<uint32_t>(body.size());
+    copy = std::make_unique_for_overwrite<std::byte[]>(body.size());
+    std::memcpy(copy.get(), body.data(), body.size());
+    const Status status = wire::read(block, copy.get(), out);
+    if (status.ok() && rest != nullptr) rest->assign(reinterpret_cast<const char*>(out->rest), out->rest_bytes);
+    return status;
   }
-  Status read() const {
-    double hyper[limits::kPushNumbersMax];
-    size_t n = 0;
-    return read(hyper, &n);
-  }
-
- private:
-  std::string bytes_;
+  std::unique_ptr<std::byte[]> copy;
 };
-
-std::string doubles(std::initializer_list<double> values) {
-  Writer w;
-  for (const double v : values) w.put(v);
-  return w.take();
-}
 
 }  // namespace
 
@@ -134,77 +118,83 @@ TEST(a_header_comes_back_as_it_was_sent) {
   }
 }
 
-TEST(a_part_comes_back_as_it_was_sent) {
+TEST(a_block_comes_back_as_it_was_sent) {
   test::Random random(test::seed());
   for (int i = 0; i < 10'000; ++i) {
-    const Part sent = some_part(&random);
-    Part got;
+    const Block sent = some_block(&random);
+    Block got;
     CHECK_OK(decoded(sent, &got));
     CHECK(same(sent, got));
     CHECK_EQ(got.bytes() % kBytes, 0u);
-    CHECK(got.bytes() >= uint64_t{sent.items_bytes} + sent.numbers_bytes);
-    CHECK(got.bytes() < uint64_t{sent.items_bytes} + sent.numbers_bytes + 2 * kBytes);
+    CHECK(got.bytes() >= uint64_t{sent.body_bytes} + sent.numbers_bytes);
+    CHECK(got.bytes() < uint64_t{sent.body_bytes} + sent.numbers_bytes + 2 * kBytes);
+    Block answer = sent;
+    const uint64_t value = random.next();
+    answer.set_value(value);
+    CHECK_EQ(answer.value(), value);
   }
 }
 
 // The numbers of docs/formats/wire.md, byte for byte.
 TEST(fields_lie_where_the_document_says) {
   Header h;
-  h.op = 0x87;
+  h.op = 0x90;
   h.flags = 0x0201;
   h.length = 0x4040;
   h.request = 0x1112131415161718;
   h.session = 0x2122232425262728;
   h.app = 0x31323334;
-  h.object = 0x41424344;
-  h.deadline_ms = 0x51525354;
+  h.deadline_ms = 0x41424344;
+  h.work_bytes = 0x5152535455565758;
+  h.blocks = 5;
   h.lane = 1;
-  h.dtype_in = 2;
-  h.dtype_out = 3;
-  h.parts = 5;
-  h.extension_bytes = 64;
-  h.extension_crc = 0x61626364;
+  h.priority = 2;
   std::byte bytes[kBytes];
   encode(h, bytes);
-  const unsigned char want[60] = {0x57, 0x4C, 0x46, 0x31, 1,    0x87, 0x01, 0x02, 0x40, 0x40, 0,    0,
+  const unsigned char want[60] = {0x57, 0x4C, 0x46, 0x31, 2,    0x90, 0x01, 0x02, 0x40, 0x40, 0,    0,
                                   0,    0,    0,    0,    0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11,
                                   0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, 0x34, 0x33, 0x32, 0x31,
-                                  0x44, 0x43, 0x42, 0x41, 0x54, 0x53, 0x52, 0x51, 1,    2,    3,    0,
-                                  5,    0,    0,    0,    0x40, 0,    0,    0,    0x64, 0x63, 0x62, 0x61};
+                                  0x44, 0x43, 0x42, 0x41, 0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51,
+                                  5,    0,    0,    0,    1,    2,    0,    0,    0,    0,    0,    0};
   CHECK(std::memcmp(bytes, want, sizeof want) == 0);
   uint32_t crc = 0;
   std::memcpy(&crc, bytes + 60, 4);
   CHECK_EQ(crc, crc32c(want, 60));
 
-  Part p;
-  p.shard = 0x01020304;
-  p.term = 0x11121314;
-  p.sequence = 0x2122232425262728;
-  p.clock = 0x3132333435363738;
-  p.items = 0x41424344;
-  p.items_bytes = 0x0000FF01;
-  p.numbers_bytes = 0x0000FF02;
-  p.items_crc = 0x51525354;
-  p.numbers_crc = 0x61626364;
-  p.value = 0x7172737475767778;
-  p.flags = 0x8182;
-  p.status = 9;
-  encode(p, bytes);
-  const unsigned char part[60] = {0x04, 0x03, 0x02, 0x01, 0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25,
-                                  0x24, 0x23, 0x22, 0x21, 0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31,
-                                  0x44, 0x43, 0x42, 0x41, 0x01, 0xFF, 0,    0,    0x02, 0xFF, 0,    0,
-                                  0,    0,    0,    0,    0x54, 0x53, 0x52, 0x51, 0x64, 0x63, 0x62, 0x61,
-                                  0x78, 0x77, 0x76, 0x75, 0x74, 0x73, 0x72, 0x71, 0x82, 0x81, 9,    0};
-  CHECK(std::memcmp(bytes, part, sizeof part) == 0);
+  Block b;
+  b.object = 0x01020304;
+  b.op = 7;
+  b.dtype_in = 1;
+  b.dtype_out = 2;
+  b.hypers = 8;
+  b.flags = 0x8182;
+  b.entries = 0x0A0B;
+  b.label = 0x11121314;
+  b.clock = 0x2122232425262728;
+  b.term = 0x31323334;
+  b.shard = 0x41424344;
+  b.sequence = 0x5152535455565758;
+  b.items = 0x61626364;
+  b.body_bytes = 0x0000FF01;
+  b.numbers_bytes = 0x0000FF02;
+  b.body_crc = 0x71727374;
+  b.numbers_crc = 0x75767778;
+  encode(b, bytes);
+  const unsigned char block[60] = {0x04, 0x03, 0x02, 0x01, 7,    1,    2,    8,    0x82, 0x81, 0x0B, 0x0A,
+                                   0x14, 0x13, 0x12, 0x11, 0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21,
+                                   0x34, 0x33, 0x32, 0x31, 0x44, 0x43, 0x42, 0x41, 0x58, 0x57, 0x56, 0x55,
+                                   0x54, 0x53, 0x52, 0x51, 0x64, 0x63, 0x62, 0x61, 0x01, 0xFF, 0,    0,
+                                   0x02, 0xFF, 0,    0,    0x74, 0x73, 0x72, 0x71, 0x78, 0x77, 0x76, 0x75};
+  CHECK(std::memcmp(bytes, block, sizeof block) == 0);
 }
 
-TEST(every_flipped_bit_of_a_header_or_a_part_is_noticed) {
+TEST(every_flipped_bit_of_a_header_or_a_block_is_noticed) {
   test::Random random(test::seed());
   for (int i = 0; i < 50; ++i) {
     check_every_flip_is_noticed(some_header(&random));
-    check_every_flip_is_noticed(some_part(&random));
+    check_every_flip_is_noticed(some_block(&random));
   }
-  check_every_flip_is_noticed(Part{});
+  check_every_flip_is_noticed(Block{});
 }
 
 TEST(random_bytes_are_no_section) {
@@ -217,9 +207,9 @@ TEST(random_bytes_are_no_section) {
     }
     if (i % 2 == 0) std::memcpy(bytes, &kMagic, sizeof kMagic);
     Header h;
-    Part p;
+    Block b;
     CHECK_CODE(decode(bytes, &h), Code::kProtocolError);
-    CHECK_CODE(decode(bytes, &p), Code::kProtocolError);
+    CHECK_CODE(decode(bytes, &b), Code::kProtocolError);
   }
 }
 
@@ -227,7 +217,7 @@ TEST(lengths_beyond_the_limits_are_refused_before_anything_is_done) {
   constexpr uint64_t kHuge[] = {uint64_t{1} << 31, 0xFFFFFFFFu,   uint64_t{1} << 32,       uint64_t{1} << 63,
                                 ~uint64_t{0},      ~uint64_t{63}, (uint64_t{1} << 63) - 64};
   Header ok;
-  ok.op = static_cast<uint8_t>(Op::kPush);
+  ok.op = static_cast<uint8_t>(Op::kStep);
   CHECK_OK(decoded(ok));
   for (const uint64_t n : kHuge) {
     Header h = ok;
@@ -236,50 +226,43 @@ TEST(lengths_beyond_the_limits_are_refused_before_anything_is_done) {
     h.length = n | 1;  // no multiple of 64
     CHECK_CODE(decoded(h), Code::kProtocolError);
     h = ok;
-    h.extension_bytes = static_cast<uint32_t>(n) & ~63u;
+    h.blocks = static_cast<uint32_t>(n);
     h.length = limits::kFrameBytesMax;
-    CHECK(h.extension_bytes == 0 || !decoded(h).ok());
-    h = ok;
-    h.parts = static_cast<uint32_t>(n);
-    h.length = limits::kFrameBytesMax;
-    CHECK(h.parts == 0 || !decoded(h).ok());
-    Part p;
-    p.numbers_bytes = n;
-    CHECK_CODE(decoded(p), Code::kProtocolError);
-    p = {};
-    p.items_bytes = static_cast<uint32_t>(n);
-    CHECK(p.items_bytes == 0 || !decoded(p).ok());
+    CHECK(h.blocks == 0 || !decoded(h).ok());
+    Block b;
+    b.numbers_bytes = static_cast<uint32_t>(n);
+    CHECK(b.numbers_bytes == 0 || !decoded(b).ok());
+    b = {};
+    b.body_bytes = static_cast<uint32_t>(n);
+    CHECK(b.body_bytes == 0 || !decoded(b).ok());
   }
   // The limits themselves, and one more.
   Header h = ok;
   h.length = limits::kFrameBytesMax;
-  h.extension_bytes = limits::kExtensionBytesMax;
-  h.parts = limits::kPartsMax;
+  h.blocks = limits::kBlocksMax;
   CHECK_OK(decoded(h));
-  for (const auto& beyond : {&Header::parts, &Header::extension_bytes}) {
-    Header more = h;
-    more.*beyond += beyond == &Header::parts ? 1 : kBytes;
-    CHECK_CODE(decoded(more), Code::kProtocolError);
-  }
+  Header more = h;
+  more.blocks += 1;
+  CHECK_CODE(decoded(more), Code::kProtocolError);
   h.length += kBytes;
   CHECK_CODE(decoded(h), Code::kProtocolError);
-  Part p;
-  p.items_bytes = limits::kItemsBytesMax;
-  p.numbers_bytes = limits::kNumbersBytesMax;
-  CHECK_OK(decoded(p));
-  CHECK_EQ(p.bytes(), uint64_t{limits::kItemsBytesMax} + limits::kNumbersBytesMax);
-  p.items_bytes += 1;
-  CHECK_CODE(decoded(p), Code::kProtocolError);
-  p.items_bytes = 0;
-  p.numbers_bytes += 1;
-  CHECK_CODE(decoded(p), Code::kProtocolError);
+  Block b;
+  b.body_bytes = limits::kItemsBytesMax;
+  b.numbers_bytes = static_cast<uint32_t>(limits::kNumbersBytesMax);
+  CHECK_OK(decoded(b));
+  CHECK_EQ(b.bytes(), uint64_t{limits::kItemsBytesMax} + limits::kNumbersBytesMax);
+  b.body_bytes += 1;
+  CHECK_CODE(decoded(b), Code::kProtocolError);
+  b.body_bytes = 0;
+  b.numbers_bytes += 1;
+  CHECK_CODE(decoded(b), Code::kProtocolError);
 }
 
-TEST(a_frame_that_is_too_short_for_its_parts_is_refused) {
+TEST(a_frame_that_is_too_short_for_its_blocks_is_refused) {
   test::Random random(test::seed());
   for (int i = 0; i < 1000; ++i) {
     Header h = some_header(&random);
-    const uint64_t least = h.extension_bytes + uint64_t{h.parts} * kBytes;
+    const uint64_t least = uint64_t{h.blocks} * kBytes;
     h.length = least;
     CHECK_OK(decoded(h));
     if (least == 0) continue;
@@ -290,9 +273,9 @@ TEST(a_frame_that_is_too_short_for_its_parts_is_refused) {
   }
 }
 
-TEST(other_versions_operations_and_dtypes_are_refused_by_name) {
+TEST(other_versions_and_operations_are_refused_by_name) {
   Header ok;
-  ok.op = static_cast<uint8_t>(Op::kPull);
+  ok.op = static_cast<uint8_t>(Op::kStep);
   const auto refused = [&](auto change, const char* named) {
     Header h = ok;
     change(&h);
@@ -300,15 +283,12 @@ TEST(other_versions_operations_and_dtypes_are_refused_by_name) {
     CHECK_CODE(status, Code::kProtocolError);
     CHECK(status.message().find(named) != std::string::npos);
   };
-  for (const int version : {0, 2, 255}) {
-    refused([&](Header* h) { h->version = static_cast<uint8_t>(version); }, "version");
+  for (const int version : {0, 1, 3, 255}) {
+    const std::string both = "version " + std::to_string(version) + ", expected 2";
+    refused([&](Header* h) { h->version = static_cast<uint8_t>(version); }, both.c_str());
   }
   for (const int op : {0, kOpMax + 1, 0x7F, 0x80, 0x80 | (kOpMax + 1), 0xFF}) {
     refused([&](Header* h) { h->op = static_cast<uint8_t>(op); }, "operation");
-  }
-  for (const int dtype : {5, 128, 255}) {
-    refused([&](Header* h) { h->dtype_in = static_cast<uint8_t>(dtype); }, "dtype");
-    refused([&](Header* h) { h->dtype_out = static_cast<uint8_t>(dtype); }, "dtype");
   }
   refused([](Header* h) { h->magic = 0x32464C57; }, "magic");
   for (uint8_t op = 1; op <= kOpMax; ++op) {
@@ -322,101 +302,91 @@ TEST(padding_reaches_the_next_section) {
   CHECK_EQ(padded(limits::kNumbersBytesMax), limits::kNumbersBytesMax);
 }
 
-TEST(hyperparameters_come_back_as_they_were_sent) {
+TEST(a_body_comes_back_as_it_was_sent) {
   test::Random random(test::seed());
-  for (size_t n = 0; n <= limits::kPushNumbersMax; ++n) {
-    double sent[limits::kPushNumbersMax], got[limits::kPushNumbersMax];
-    for (double& x : sent) x = random.unit() * 1e6 - 5e5;
-    sent[0] = std::numeric_limits<double>::quiet_NaN();
-    std::vector<std::byte> bytes;
-    write_hyper(sent, n, &bytes);
-    CHECK_EQ(bytes.size() % kBytes, 0u);
-    size_t seen = 99;
-    Places places;
-    CHECK_OK(read_extensions(bytes.data(), bytes.size(), got, &seen, &places));
-    CHECK_EQ(seen, n);
-    CHECK(std::memcmp(sent, got, n * sizeof(double)) == 0);
-  }
-}
-
-TEST(an_extension_that_is_not_known_is_passed_over_unless_it_must_be_understood) {
-  double hyper[limits::kPushNumbersMax];
-  size_t n = 0;
-  for (const uint16_t unknown : {uint16_t{2}, uint16_t{77}, uint16_t{0x7FFF}}) {
-    for (const uint16_t length : {uint16_t{0}, uint16_t{1}, uint16_t{7}, uint16_t{8}, uint16_t{40}}) {
-      Extensions e;
-      e.add(unknown, length, std::string((length + size_t{7}) & ~size_t{7}, 'x'));
-      e.add(kHyperExtension, 16, doubles({1.5, 2.5}));
-      e.pad();
-      CHECK_OK(e.read(hyper, &n));
-      CHECK_EQ(n, 2u);
-      CHECK(hyper[0] == 1.5 && hyper[1] == 2.5);
-      Extensions must;
-      must.add(unknown | kMustUnderstand, length, std::string((length + size_t{7}) & ~size_t{7}, 'x'));
-      must.pad();
-      CHECK_CODE(must.read(), Code::kProtocolError);
+  for (int i = 0; i < 2'000; ++i) {
+    Sent sent;
+    sent.block.op = static_cast<uint8_t>(Op::kPush);
+    sent.block.shard = 7;
+    sent.block.sequence = 70;
+    sent.block.entries = static_cast<uint16_t>(random.below(6));
+    sent.block.hypers = static_cast<uint8_t>(random.below(limits::kPushNumbersMax + 1));
+    const uint64_t value = random.next();
+    const Places places{1, 2, random.next(), 4, 5, random.next(), 6};
+    std::vector<double> hyper(sent.block.hypers);
+    for (double& x : hyper) x = random.unit() * 1e6 - 5e5;
+    if (!hyper.empty()) hyper[0] = std::numeric_limits<double>::quiet_NaN();
+    if (random.below(2) == 0) sent.block.flags |= kHasValue;
+    if (random.below(2) == 0) sent.block.flags |= kHasPlaces;
+    if (random.below(2) == 0) sent.block.flags |= kRun;
+    sent.block.items = sent.block.has(kRun) ? 0 : 3;
+    if (sent.block.has(kHasValue)) sent.put(value);
+    if (sent.block.has(kHasPlaces)) sent.put(places);
+    for (const double x : hyper) sent.put(x);
+    for (uint32_t k = 1; k < sent.block.entries; ++k) {
+      if (sent.block.has(kRun)) {
+        sent.put(uint64_t{70 + k});
+      } else {
+        sent.put(EntryItem{7 + 2 * k, 3 + k, 70 + k});
+      }
     }
-  }
-  // Bit 15 on a type that is known without it does not make it known.
-  Extensions e;
-  e.add(kHyperExtension | kMustUnderstand, 8, doubles({1}));
-  CHECK_CODE(e.read(), Code::kProtocolError);
-}
-
-TEST(a_list_of_extensions_ends_at_type_0_or_at_its_end) {
-  Extensions nothing;
-  CHECK_OK(nothing.read());
-  Extensions e;
-  e.add(0, 0, "");
-  e.add(kMustUnderstand | 5, 0, "");  // behind the end: not looked at
-  CHECK_OK(e.read());
-  Extensions zeros;
-  zeros.pad(limits::kExtensionBytesMax);
-  CHECK_OK(zeros.read());
-}
-
-TEST(hyperparameters_beyond_their_limits_are_refused) {
-  for (const uint16_t length : {uint16_t{1}, uint16_t{7}, uint16_t{9}, uint16_t{8 * limits::kPushNumbersMax + 8},
-                                uint16_t{8 * limits::kPushNumbersMax + 1}, uint16_t{0xFFF8}, uint16_t{0xFFFF}}) {
-    Extensions e;
-    e.add(kHyperExtension, length, std::string(length, 'h'));
-    e.pad();
-    CHECK_CODE(e.read(), Code::kProtocolError);
-  }
-}
-
-TEST(an_extension_that_is_longer_than_its_list_is_refused) {
-  for (const uint16_t type : {uint16_t{1}, uint16_t{2}}) {
-    for (size_t there = 0; there < 64; there += 8) {
-      Extensions e;
-      e.add(type, static_cast<uint16_t>(there + 8), std::string(there, 'x'));
-      CHECK_CODE(e.read(), Code::kProtocolError);
+    const std::string tail(random.below(50), 'x');
+    sent.body += tail;
+    Body got;
+    std::string rest;
+    CHECK_OK(sent.read(&got, &rest));
+    CHECK(rest == tail);
+    CHECK_EQ(got.value, sent.block.has(kHasValue) ? value : 0);
+    const Places read = got.places(sent.block);
+    if (sent.block.has(kHasPlaces)) CHECK(std::memcmp(&read, &places, sizeof places) == 0);
+    double numbers[limits::kPushNumbersMax];
+    got.hyper(sent.block, numbers);
+    if (!hyper.empty()) CHECK(std::memcmp(numbers, hyper.data(), hyper.size() * sizeof(double)) == 0);
+    for (size_t k = hyper.size(); k < limits::kPushNumbersMax; ++k) CHECK_EQ(numbers[k], 0.0);
+    for (uint32_t k = 0; k < sent.block.entries; ++k) {
+      const EntryItem item = got.at(sent.block, k);
+      CHECK_EQ(item.sequence, 70u + k);
+      CHECK_EQ(item.shard, sent.block.has(kRun) ? 7 + k : 7 + 2 * k);
+      CHECK_EQ(item.items, sent.block.has(kRun) ? 0 : 3 + k);
     }
   }
 }
 
-// Whatever the bytes are, nothing is read behind them and no more than kPushNumbersMax numbers come out.
-TEST(any_bytes_can_be_read_as_extensions) {
-  test::Random random(test::seed());
-  for (int i = 0; i < 20'000; ++i) {
-    Extensions e;
-    while (random.below(3) != 0) {
-      const size_t n = random.below(80);
-      const auto type = static_cast<uint16_t>(random.below(4) == 0 ? random.next() : random.below(4));
-      const auto length = static_cast<uint16_t>(random.below(5) == 0 ? random.next() : n);
-      std::string content(n, '\0');
-      for (char& c : content) c = static_cast<char>(random.next());
-      e.add(type, length, content);
-    }
-    if (random.below(2) == 0 && e.size() != 0) e.pad(random.below(e.size()));
-    double hyper[limits::kPushNumbersMax + 1];
-    hyper[limits::kPushNumbersMax] = 123.0;
-    size_t n = 0;
-    const Status status = e.read(hyper, &n);
-    CHECK(status.ok() || status.code() == Code::kProtocolError);
-    CHECK(n <= limits::kPushNumbersMax);
-    CHECK(hyper[limits::kPushNumbersMax] == 123.0);
+TEST(a_body_that_is_too_short_for_what_it_must_say_is_refused) {
+  Sent sent;
+  sent.block.op = static_cast<uint8_t>(Op::kPush);
+  sent.block.entries = 4;
+  sent.block.hypers = 2;
+  sent.block.flags = kHasValue | kHasPlaces;
+  const size_t least = 8 + sizeof(Places) + 2 * 8 + 3 * sizeof(EntryItem);
+  Body body;
+  for (size_t bytes = 0; bytes < least; ++bytes) {
+    sent.body.assign(bytes, 'x');
+    CHECK_CODE(sent.read(&body), Code::kInvalidArgument);
   }
+  sent.body.assign(least, 'x');
+  CHECK_OK(sent.read(&body));
+}
+
+TEST(blocks_beyond_their_limits_are_refused_by_name) {
+  const auto refused = [](auto change, const char* named) {
+    Sent sent;
+    sent.block.op = static_cast<uint8_t>(Op::kPull);
+    sent.block.entries = 1;
+    sent.body.assign(1 << 20, 'x');
+    change(&sent.block);
+    Body body;
+    const Status status = sent.read(&body);
+    CHECK_CODE(status, Code::kInvalidArgument);
+    CHECK(status.message().find(named) != std::string::npos);
+  };
+  for (const int op : {0, kOpMax + 1, 255}) refused([&](Block* b) { b->op = static_cast<uint8_t>(op); }, "operation");
+  for (const int dtype : {5, 128, 255}) {
+    refused([&](Block* b) { b->dtype_in = static_cast<uint8_t>(dtype); }, "dtype");
+    refused([&](Block* b) { b->dtype_out = static_cast<uint8_t>(dtype); }, "dtype");
+  }
+  refused([](Block* b) { b->hypers = limits::kPushNumbersMax + 1; }, "hyperparameters");
+  refused([](Block* b) { b->entries = limits::kBlockEntriesMax + 1; }, "entries");
 }
 
 TEST(a_reader_gives_back_what_a_writer_put) {

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
-from windlass._address import Address
+from windlass._net.address import Address
 from windlass.testing import Servers
 
 ROWS, ROW = 700, 1000  # 2.8 MB: many shards on both servers
@@ -180,8 +181,9 @@ def stopped(servers: Servers) -> Iterator[None]:
         for pid in servers.pids:
             os.kill(pid, signal.SIGSTOP)
             for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-                while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
-                    time.sleep(0.001)
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                    while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                        time.sleep(0.001)
         yield
     finally:
         for pid in servers.pids:
@@ -309,7 +311,7 @@ with Servers(1, kind="unix", threads=1) as servers, servers.connect(transport="a
         w.push_pull(grad, out=out)
     print((out == 3).all())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     large, small, right = done.stdout.splitlines()
     assert large == "empty: no memory for 16777216 bytes (fallocate: File too large)"
@@ -354,7 +356,7 @@ def test_the_environment_may_say_what_is_shared(monkeypatch: pytest.MonkeyPatch,
 
 def test_who_cannot_use_the_side_door_comes_in_by_the_front(monkeypatch: pytest.MonkeyPatch):
     # Another host or another network namespace: the name leads nowhere.
-    monkeypatch.setattr("windlass._dial.side_door", lambda door: Address("unix", name=f"nowhere-{door.hex()}"))
+    monkeypatch.setattr("windlass._net.dial.side_door", lambda door: Address("unix", name=f"nowhere-{door.hex()}"))
     with Servers(1, threads=1) as servers:
         with servers.connect() as cluster:
             w = cluster.tensor("w", 1 << 20, rule=wl.Sum())

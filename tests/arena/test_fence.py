@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass.testing import Servers
@@ -87,7 +88,7 @@ with Servers(1, kind="unix", threads=1) as servers, Proxy(servers.addresses[0]) 
 def play(how: str, broken: str = "") -> str:
     environment = {**os.environ, "WINDLASS_BREAK": broken}
     done = subprocess.run(
-        [sys.executable, "-c", SCENE, how, broken], env=environment, capture_output=True, text=True, timeout=90
+        [sys.executable, "-c", SCENE, how, broken], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

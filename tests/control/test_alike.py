@@ -1,14 +1,21 @@
 """Tensors that are alike lie on the same servers, and move together."""
 
+import contextlib
 import random
 import threading
+import time
 
 import pytest
 from brain import Brain, started
+from helpers import PATIENCE_S
 from specs import table_spec
 
 import windlass as wl
+from windlass._net.address import Address, dial
+from windlass._net.handshake import SERVER, greet
+from windlass._net.move import ARRIVALS_MAX
 from windlass.control import messages as m
+from windlass.control.state import MOVES_TO_ONE_MAX
 from windlass.testing import LocalCluster
 
 SIZE = 100_000  # int64: 13 shards
@@ -69,7 +76,7 @@ def test_it_is_where_that_one_is_by_now():
         ("default/x", 10, "rows", "NotFound", "there is no such tensor"),
         ("default/x", 300_000, "d", "InvalidArgument", "that one is like 'default/w' itself"),
         ("default/x", 10, "w", "InvalidArgument", r"expected float32(300000,), saw float32(10,)"),
-        ("other/x", 300_000, "w", "NotFound", "there is no such tensor"),
+        ("other/x", 300_000, "w", "NotFound", "only app 'other' can make it"),
         ("default/d", 300_000, "a", "SpecMismatch", "like='w'"),
         ("default/d", 300_000, "", "SpecMismatch", "like='w'"),
     ],
@@ -146,6 +153,53 @@ def test_where_one_cannot_move_the_others_come_back():
     assert not brain.state.moves
     brain.say(900, m.Move(2, "default/d", shard, 0))  # asked again, only those that are elsewhere move
     assert sorted(orders(brain, 1)) == [one.object]
+
+
+def a_large_group(alike: int = 20) -> tuple[Brain, int]:
+    """Tensors that are alike, one of whose shards is to move from server 0 to 1; and which one."""
+    brain = started(servers=2)
+    brain.join("operator", 900)
+    for i in range(alike):
+        assert not brain.open(200, f"default/w{i}", size=300_000, like="w0" if i else "").error
+    shard = owners(brain, "w0").index(0)
+    brain.say(900, m.Move(1, "default/w3", shard, 1))
+    return brain, shard
+
+
+def test_of_many_that_are_alike_few_move_at_once_and_all_arrive():
+    brain, shard = a_large_group()
+    moved = 0
+    while todo := orders(brain, 0):
+        assert len(todo) == min(4, 20 - moved)
+        brain.say(100, m.Moved(next(iter(todo.values())).move))
+        moved += 1
+    assert moved == 20
+    assert brain.last(900, m.Answer) == m.Answer(1)
+    assert {owners(brain, f"w{i}")[shard] for i in range(20)} == {1}
+
+
+def test_a_move_that_was_not_ordered_yet_is_told_to_nobody_and_believed_of_nobody():
+    brain, _ = a_large_group()
+    waiting = [move for move, v in brain.state.moves.items() if not v.ordered]
+    assert len(waiting) == 16
+    brain.say(100, m.Moved(waiting[0]))
+    assert waiting[0] in brain.state.moves
+    before = len(brain.told[100])
+    brain.join("server", 100, rank=0)  # it was away
+    again = [told for told in brain.told[100][before:] if isinstance(told, m.MoveShard)]
+    assert len(again) == 4
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_server_that_dies_during_a_move_of_many_ends_all_of_them(dead: int):
+    brain, shard = a_large_group()
+    todo = orders(brain, 0)
+    brain.die(100 + dead)
+    for order in todo.values():
+        brain.say(100, m.Moved(order.move, "cancelled"))
+    assert brain.last(900, m.Answer).error == "ServerLost"
+    assert not brain.state.moves
+    assert {owners(brain, f"w{i}")[shard] for i in range(20)} == {0}
 
 
 def test_one_move_of_a_shard_at_a_time():
@@ -256,3 +310,28 @@ def test_a_tensor_is_opened_like_one_whose_shards_are_on_their_way():
             thread.join()
         for t in tensors:
             assert t.dot(tensors[0]) == 4 * SIZE
+
+
+def test_more_tensors_that_are_alike_than_a_server_takes_at_once_move_together():
+    with (
+        LocalCluster(servers=2, failure_timeout=60.0) as cluster,
+        cluster.connect() as worker,
+        cluster.operator() as operator,
+        contextlib.ExitStack() as stack,
+    ):
+        first = worker.tensor("w0", 1000, rule=wl.Sum())
+        alike = [first, *(worker.tensor(f"w{i}", like=first, init=wl.Constant(i)) for i in range(1, 40))]
+        home = first._core.owner(0)[0]
+        target = cluster.members("server")[1 - home]
+        for _ in range(ARRIVALS_MAX - MOVES_TO_ONE_MAX):  # what is left is just enough
+            deadline = time.monotonic() + PATIENCE_S
+            sock = stack.enter_context(dial(Address.parse(target["address"]), deadline))
+            greet(sock, cluster.token.encode(), None, deadline, role=SERVER)
+        process = next(process for process in cluster.servers if process.pid == target["pid"])
+        process.stop()
+        timer = threading.Timer(1.0, process.cont)  # all that set off by then arrive at once
+        timer.start()
+        operator.move("default/w0", 0, 1 - home, timeout=PATIENCE_S)
+        timer.join()
+        assert [float(w.pull()[0]) for w in alike] == list(range(40))
+        assert {w._core.owner(0)[0] for w in alike} == {1 - home}

@@ -30,6 +30,8 @@ SAMPLES: list[m.Message] = [
     m.Move(5, "default/w", 0, 1),
     m.Moved(1, ""),
     m.Stop(6, "enough"),
+    m.Arrive(7, 3),
+    m.Arrive(8, 2**48 - 1, False),
 ]
 
 
@@ -42,10 +44,13 @@ def test_a_message_is_read_as_it_was_written(message: m.Message):
     "message",
     [
         m.Welcome(1, 2, 10.0, 1.0),
+        m.Welcome(1, 2, 10.0, 1.0, 3),
         m.Refused("Timeout", "x" * 5000),
         m.Waiting(["server 1"]),
         m.View("default", 3, 2, [m.Peer(0, 1, since=2)], [m.Peer(0, 2, "tcp://h:1")], 2, [1]),
         m.Gone(1, "why"),
+        m.Objects([m.Placed(1, b"spec", [(0, 1, 1)]), m.Placed(2, b"", [(0, 0, 1), (4, 1, 2)])]),
+        m.Forgotten(3),
         m.MoveShard(1, 2, 3, 4, "tcp://h:1", 5, b"spec", [(0, 1, 1), (2, 0, 3)]),
         m.CancelMove(1, 2, 3, 4, 5),
         m.ShardMoved(1, 2, 3, 4),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass.testing import LocalCluster
@@ -91,11 +92,13 @@ def test_a_move_is_a_command_and_the_status_shows_it():
 
         def move(*arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "windlass", "move", *arguments, "--address", cluster.address]
-            return subprocess.run(command, capture_output=True, text=True, env=cluster.environment(), timeout=30)
+            return subprocess.run(
+                command, capture_output=True, text=True, env=cluster.environment(), timeout=PATIENCE_S
+            )
 
         done = move("w", "0", "1")
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "shard 0 of w is on server 1\n"
+        assert done.stdout == f"cluster at {cluster.address}: shard 0 of w is on server 1\n"
         assert worker.fingerprint() == before
         after = [x["placed_bytes"] for x in cluster.members("server")]
         assert after[0] < placed[0]
@@ -188,5 +191,5 @@ def test_a_move_to_a_server_that_hangs_fails_and_the_shard_stays():
             pytest.raises(wl.ServerLost, match=r"server 1 is gone|move of object"),
         ):
             operator.move("default/w", 0, 1, 20)
-        until(lambda: "1" in cluster.status()["servers_lost"], "it is given up", 10)
+        until(lambda: "1" in cluster.status()["servers_lost"], "it is given up", PATIENCE_S)
         assert (w[0:1000].pull() == 1).all()

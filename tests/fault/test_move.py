@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers import check_python, new_app, numbers, rng
+from helpers import PATIENCE_S, check_python, new_app, numbers, rng
 from moving import TOKEN, Cutter, Moving, Server
 from witness import Load
 
 import windlass as wl
-from windlass._address import Address, dial
-from windlass._handshake import SERVER, greet
-from windlass._move import ARRIVALS_MAX, send_shard
+from windlass._net.address import Address, dial
+from windlass._net.handshake import SERVER, greet
+from windlass._net.move import ARRIVALS_MAX, send_shard
 from windlass.testing import Faults, Servers
 
 LONG = pytest.mark.timeout(4000)
@@ -293,6 +293,22 @@ def test_only_so_many_shards_arrive_at_once():
         eventually(lambda: moving.move(1, 0, 1))
 
 
+def test_surplus_connections_of_servers_do_not_hold_the_door():
+    with Moving("tcp", 1) as moving, contextlib.ExitStack() as stack:
+        address, deadline = moving.servers[0].address, time.monotonic() + PATIENCE_S
+        surplus = []
+        for _ in range(3 * ARRIVALS_MAX):  # of whom none reads or says anything
+            sock = stack.enter_context(dial(address, deadline))
+            greet(sock, TOKEN, None, deadline, role=SERVER)
+            surplus.append(sock)
+            begun = time.monotonic()
+            with dial(address, deadline) as client:
+                greet(client, TOKEN, None, deadline)
+            assert time.monotonic() - begun < 0.9, f"{len(surplus)} servers hold the door"
+        surplus[-1].settimeout(PATIENCE_S)
+        assert b"at most 8 shards arrive at once" in surplus[-1].recv(4096)
+
+
 def test_when_the_source_dies_after_the_move_clients_that_are_told_go_on(kind: str):
     with Moving(kind, 2) as moving, moving.connect(failure_timeout=20.0) as cluster:
         tensor = one_shard(cluster)
@@ -390,7 +406,7 @@ def test_without_its_records_a_shard_that_moves_loses_pushes(switch: str):
             print("moves", moving.moves)
     """
     here = pathlib.Path(__file__).parent
-    said = check_python(code, timeout=100, PYTHONPATH=f"{here}:{here.parent}", WINDLASS_BREAK=switch)
+    said = check_python(code, timeout=PATIENCE_S, PYTHONPATH=f"{here}:{here.parent}", WINDLASS_BREAK=switch)
     print(said)
     assert "moves 60" in said
     assert ("WRONG" in said) == bool(switch)

@@ -4,7 +4,7 @@ import json
 import pathlib
 
 import pytest
-from helpers import check_python
+from helpers import PATIENCE_S, check_python
 
 KINDS = pytest.mark.parametrize("kind", ["tcp", "unix"])
 MIB = 1 << 20
@@ -14,7 +14,7 @@ ROOM_BYTES = 80 * MIB  # what else a process may take meanwhile
 
 def figures_of(call: str) -> dict[str, float]:
     here = pathlib.Path(__file__).parent
-    said = check_python(f"import pressure; pressure.{call}", timeout=100, PYTHONPATH=f"{here}:{here.parent}")
+    said = check_python(f"import pressure; pressure.{call}", timeout=PATIENCE_S, PYTHONPATH=f"{here}:{here.parent}")
     print(said)
     return json.loads(said)
 

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+from helpers import PATIENCE_S
 
 from windlass.testing import LocalCluster
 from windlass.testing.cluster import Process, until
@@ -54,15 +55,17 @@ def test_the_others_go_on_and_a_new_one_takes_its_share(sync: str, overlap: bool
     script = WORKER.format(sync=sync, overlap=overlap, epochs=EPOCHS)
     with LocalCluster(servers=1, failure_timeout=FAILURE_S) as cluster:
         stays, victim = (cluster.worker(script, rank, 2) for rank in range(2))
-        until(lambda: last(victim, "batch") >= at or victim.process.poll() is not None, "the victim is there", 60.0)
+        until(
+            lambda: last(victim, "batch") >= at or victim.process.poll() is not None, "the victim is there", PATIENCE_S
+        )
         victim.kill()
         until(lambda: len(cluster.members("worker")) == 1, "its death is known", FAILURE_S + LATE_S)
         done = last(stays, "batch")
-        until(lambda: last(stays, "batch") > done + 1, "the other goes on", 30.0)
+        until(lambda: last(stays, "batch") > done + 1, "the other goes on", PATIENCE_S)
         stall = last(stays, "stall")  # later the newcomer's first batch is waited for, however long it takes to begin
         fresh = cluster.worker(script, 1, 2)
         for worker in (stays, fresh):
-            assert worker.wait(60) == 0, worker.output()
+            assert worker.wait(PATIENCE_S) == 0, worker.output()
         ledger = cluster.status()["leases"][0]
         print(f"killed at {last(victim, 'batch')}; stall {stall}; the new one did {last(fresh, 'end')}")
         assert ledger["epoch"] == EPOCHS

@@ -7,7 +7,7 @@ import torch
 from moving import Moving
 
 import windlass as wl
-from windlass._user_code import Allowed, Calls
+from windlass._rules.user_code import Allowed, Calls
 
 
 @pytest.mark.parametrize("kind", ["tcp", "arena"])

@@ -11,17 +11,25 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers import PATIENCE_S, unannounced
 
-from windlass.launch import rundir
+from windlass._cgroup import default_memory_bytes_max
+from windlass._net.token import user_folder
 from windlass.testing.cluster import until
 
 WINDLASS = [sys.executable, "-m", "windlass"]
 CONNECTED = """
 import os, sys, time
 import windlass as wl
-cluster = wl.connect(timeout=30)
+cluster = wl.connect(timeout=300)
 print("connected", cluster.rank, "of", cluster.world_size, flush=True)
 """
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder is this test's alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
 
 
 def environment() -> dict[str, str]:
@@ -34,8 +42,11 @@ def script(folder: pathlib.Path, code: str) -> str:
     return str(path)
 
 
-def windlass(*arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WINDLASS, *arguments], capture_output=True, text=True, timeout=timeout, env=environment())
+def windlass(*arguments: str, timeout: float = PATIENCE_S, **more: str) -> subprocess.CompletedProcess[str]:
+    env = environment() | more
+    done = subprocess.run([*WINDLASS, *arguments], capture_output=True, text=True, timeout=timeout, env=env)
+    done.stderr = unannounced(done.stderr)
+    return done
 
 
 def family(pid: int) -> set[int]:
@@ -86,7 +97,7 @@ class Running:
         return os.pread(self._file.fileno(), 1 << 20, 0).decode()
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        until(lambda: self.output().count(text) >= times or self.process.poll() is not None, text, 30)
+        until(lambda: self.output().count(text) >= times or self.process.poll() is not None, text, PATIENCE_S)
         assert self.output().count(text) >= times, self.output()
         self.pids = family(self.process.pid)
 
@@ -98,9 +109,9 @@ class Running:
                 return pid
         raise AssertionError(f"no {role} among {self.pids}")
 
-    def check_nothing_is_left(self, seconds: float = 5.0) -> None:
+    def check_nothing_is_left(self, seconds: float = PATIENCE_S) -> None:
         until(lambda: not alive(self.pids), f"all processes have ended; left: {alive(self.pids)}", seconds)
-        until(lambda: not rundir.base().exists() or not list(rundir.base().iterdir()), "no file is left", seconds)
+        until(lambda: not user_folder().exists() or not list(user_folder().iterdir()), "no file is left", seconds)
         assert shared_memory() <= self.before
 
     def close(self) -> None:
@@ -145,7 +156,7 @@ while w.pull()[0] != 3: time.sleep(0.01)
         f"[worker {rank}] {text}" for rank in range(2) for text in (f"connected {rank} of 2", f"arguments {arguments}")
     )
     assert result.stderr == ""
-    assert not rundir.base().exists()
+    assert not user_folder().exists()
 
 
 def test_workers_get_the_variables_that_torch_reads(tmp_path: pathlib.Path):
@@ -162,15 +173,24 @@ def test_workers_get_the_variables_that_torch_reads(tmp_path: pathlib.Path):
         assert values["WINDLASS_ADDRESS"].startswith("tcp://127.0.0.1:")
 
 
+def test_workers_are_told_a_policy_where_one_was_given(tmp_path: pathlib.Path):
+    path = script(tmp_path, "import os; print(os.environ.get('WINDLASS_SYNC'))")
+    assert windlass("run", path).stdout == "[worker 0] None\n"
+    assert windlass("run", "--sync", "ssp:2", path).stdout == "[worker 0] ssp:2\n"
+
+
 def test_the_token_is_in_a_file_that_only_the_owner_can_read(tmp_path: pathlib.Path):
     code = """
 import os, stat
 path = os.environ["WINDLASS_TOKEN_FILE"]
 print(oct(os.stat(path).st_mode & 0o777), oct(os.stat(os.path.dirname(path)).st_mode & 0o777))
 token = open(path).read().strip()
-there = [p for p in os.listdir("/proc") if p.isdecimal() and os.path.exists(f"/proc/{p}")]
-lines = [open(f"/proc/{p}/cmdline").read() for p in there]
-print(len(token), any(token in line for line in lines))
+def command_line(pid):
+    try:
+        return open(f"/proc/{pid}/cmdline").read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""  # it has ended meanwhile
+print(len(token), any(token in command_line(p) for p in os.listdir("/proc") if p.isdecimal()))
 """
     result = windlass("run", script(tmp_path, code))
     assert result.stdout.splitlines() == ["[worker 0] 0o600 0o700", "[worker 0] 64 False"]
@@ -199,6 +219,9 @@ def test_the_dry_run_shows_who_would_be_started_and_starts_nobody(tmp_path: path
     assert roles == [("scheduler", "0"), ("server", "0"), ("server", "1"), *(("worker", str(i)) for i in range(3))]
     assert "train.py --x" in result.stdout
     assert "RANK=2" in result.stdout
+    each = default_memory_bytes_max(2)
+    assert 0 < each < default_memory_bytes_max(1) < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert result.stdout.count(f"WINDLASS_MEMORY_BYTES_MAX={each}") == 3  # the scheduler is told, too
 
 
 @pytest.mark.parametrize(
@@ -210,14 +233,12 @@ def test_the_dry_run_shows_who_would_be_started_and_starts_nobody(tmp_path: path
     ],
 )
 def test_a_worker_that_fails_is_what_the_user_sees(tmp_path: pathlib.Path, code: str, expected: int, said: str):
-    code = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(60)\n{code}"
-    begun = time.monotonic()
-    result = windlass("run", "--workers", "2", script(tmp_path, code))
-    assert time.monotonic() - begun < 60  # nobody waits for the other worker
+    code = f"import os, time\nif os.environ['RANK'] == '1': time.sleep(1000)\n{code}"
+    result = windlass("run", "--workers", "2", script(tmp_path, code))  # which does not wait for the other worker
     assert result.returncode == expected
     assert said in result.stderr
     assert result.stderr.startswith("windlass run: worker 0 ended with")
-    assert not rundir.base().exists()
+    assert not user_folder().exists()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +257,7 @@ def test_a_worker_that_fails_is_what_the_user_sees(tmp_path: pathlib.Path, code:
         (["worker", "--", "true"], "windlass worker needs --address"),
         (["status"], "no `windlass run` goes on on this machine"),
         (["status", "--address", "tcp://127.0.0.1:1"], "cannot be reached: Connection refused"),
-        (["scheduler", "--listen", "tcp://0.0.0.0:0"], "beyond loopback a token is required"),
+        (["scheduler", "--listen", "tcp://0.0.0.0:0", "--no-token"], "beyond loopback a token is required"),
         (["server", "--listen", "tcp://0.0.0.0:0", "--token-file", "TOKEN"], "say with --advertise"),
         (["server", "--memory-bytes-max", "lots"], "expected a number of bytes, such as 1000000, 8G or 8Gi"),
         (["scheduler", "--config", "nowhere.toml"], "settings file nowhere.toml: No such file"),
@@ -256,7 +277,7 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(tmp_path: pathlib.Path, 
 def test_status_finds_the_run_on_this_machine_and_says_where_its_settings_came_from(running, tmp_path: pathlib.Path):
     config = tmp_path / "windlass.toml"
     config.write_text("failure_timeout = 7\n[apps.default]\nmemory_bytes_max = '1M'\n")
-    code = CONNECTED + "cluster.tensor('w', 50_000, rule=wl.Adam())\nprint('made', flush=True)\ntime.sleep(60)"
+    code = CONNECTED + "cluster.tensor('w', 50_000, rule=wl.Adam())\nprint('made', flush=True)\ntime.sleep(1000)"
     run = running(code, "--config", str(config), "--start-timeout", "50")
     run.wait_for("made")
     result = windlass("status")
@@ -264,17 +285,21 @@ def test_status_finds_the_run_on_this_machine_and_says_where_its_settings_came_f
     for word in ("default/w", "servers", "heartbeat", "failure_timeout"):
         assert word in result.stdout
     status = json.loads(windlass("status", "--json").stdout)
+    while not next(one for one in status["members"] if one["role"] == "server")["memory_bytes_max"]:  # not reported yet
+        status = json.loads(windlass("status", "--json").stdout)
     assert status["settings"]["failure_timeout"] == {"value": 7.0, "from": f"file, {config}"}
     assert status["settings"]["start_timeout"] == {"value": 50.0, "from": "flag"}
     assert status["timeouts"]["heartbeat"] == 0.7
+    [server] = [one for one in status["members"] if one["role"] == "server"]
+    assert server["memory_bytes_max"] == status["settings"]["memory_bytes_max"]["value"] == default_memory_bytes_max(1)
     assert status["apps"][0]["quota_bytes"] == 1_000_000
 
 
 # -- ending ----------------------------------------------------------------------------------------------------------
 
-SLEEPS = CONNECTED + "time.sleep(60)"
+SLEEPS = CONNECTED + "time.sleep(1000)"
 STUBBORN = "import signal; signal.signal(2, signal.SIG_IGN); signal.signal(15, signal.SIG_IGN)\n" + SLEEPS
-FORKS = CONNECTED + "\nif os.fork() == 0: time.sleep(60)\nprint('forked', flush=True); time.sleep(60)"
+FORKS = CONNECTED + "\nif os.fork() == 0: time.sleep(1000)\nprint('forked', flush=True); time.sleep(1000)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -286,19 +311,19 @@ def test_ctrl_c_ends_everything_within_five_seconds(running, code: str, number: 
     run.pids = family(run.process.pid)
     run.process.send_signal(number)
     begun = time.monotonic()
-    assert run.process.wait(10) == 128 + number
+    assert run.process.wait(PATIENCE_S) == 128 + number
     assert time.monotonic() - begun < 5
     assert f"ended by {number.name}" in run.output()
-    run.check_nothing_is_left(0.5)
+    run.check_nothing_is_left(5.0)
 
 
 def test_ctrl_c_before_anybody_has_come_ends_everything_too(running):
-    run = running("import time; print('started', flush=True); time.sleep(60)", "--servers", "2", "--workers", "2")
-    until(lambda: len(family(run.process.pid)) >= 3, "children", 20)
+    run = running("import time; print('started', flush=True); time.sleep(1000)", "--servers", "2", "--workers", "2")
+    until(lambda: len(family(run.process.pid)) >= 3, "children", PATIENCE_S)
     run.pids = family(run.process.pid)
     run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(10) == 130
-    run.check_nothing_is_left(0.5)
+    assert run.process.wait(PATIENCE_S) == 130
+    run.check_nothing_is_left(5.0)
 
 
 @pytest.mark.parametrize("who", ["windlass", "scheduler", "server", "worker"])
@@ -308,10 +333,10 @@ def test_whoever_is_killed_nothing_is_left(running, who: str):
     victim = run.process.pid if who == "windlass" else run.pid_of(who)
     os.kill(victim, signal.SIGKILL)
     if who != "windlass":  # training may go on; the user is told
-        until(lambda: "ended with signal SIGKILL" in run.output(), "it is said", 5)
+        until(lambda: "ended with signal SIGKILL" in run.output(), "it is said", PATIENCE_S)
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
-    run.check_nothing_is_left(8)
+    run.check_nothing_is_left()
 
 
 def test_a_run_that_is_over_before_its_servers_have_begun_ends_in_silence(tmp_path: pathlib.Path):
@@ -320,24 +345,24 @@ def test_a_run_that_is_over_before_its_servers_have_begun_ends_in_silence(tmp_pa
         [*WINDLASS, "run", "--servers", "2", script(tmp_path, "")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**environment(), "PYTHONPATH": str(tmp_path)},
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert not rundir.base().exists()
+    assert (done.returncode, done.stdout, unannounced(done.stderr)) == (0, "", "")
+    assert not user_folder().exists()
 
 
 def test_what_a_killed_worker_forked_is_ended_with_it(running):
     run = running("import signal; signal.signal(15, signal.SIG_IGN)\n" + FORKS, "--workers", "2")
     run.wait_for("forked", 2)
     victim = run.pid_of("worker")
+    until(lambda: len(family(victim)) == 2, "it has a child", PATIENCE_S)
     theirs = family(victim)
-    assert len(theirs) == 2
     os.kill(victim, signal.SIGKILL)
-    until(lambda: not alive(theirs), "what it forked has ended", 5)
+    until(lambda: not alive(theirs), "what it forked has ended", PATIENCE_S)
     assert run.process.poll() is None  # the other goes on
     run.process.send_signal(signal.SIGINT)
-    run.check_nothing_is_left(8)
+    run.check_nothing_is_left()
 
 
 # -- losing workers --------------------------------------------------------------------------------------------------
@@ -379,18 +404,37 @@ print("done", cluster.rank, here.view.waited, flush=True)
     assert said[0] == f"windlass run: worker 1 ended with {how}; the others go on"
     assert said[1] == f"windlass run: worker 1 ended with {how}; its last lines:"
     assert "  about to fail" in said
-    assert not rundir.base().exists()
+    assert not user_folder().exists()
 
 
 @pytest.mark.parametrize("policy", ["continue", "wait"])
 def test_a_worker_that_fails_before_all_have_come_leaves_nobody_waiting(tmp_path: pathlib.Path, policy: str):
-    code = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(5)\n" + CONNECTED
-    begun = time.monotonic()
-    result = windlass("run", "--workers", "2", "--on-worker-loss", policy, script(tmp_path, code))
-    assert time.monotonic() - begun < 20  # the others would wait for a minute
+    code = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(5)\n" + CONNECTED.replace("300", "1000")
+    options = ["--workers", "2", "--on-worker-loss", policy, "--start-timeout", "1000"]  # beyond our patience
+    result = windlass("run", *options, script(tmp_path, code))
     assert result.returncode == 5
     assert "connected" not in result.stdout
     assert result.stderr.count("starts") == (3 if policy == "wait" else 0)
+
+
+@pytest.mark.parametrize("given", ["WINDLASS_TOKEN", "WINDLASS_TOKEN_FILE", "WINDLASS_NO_TOKEN"])
+def test_whatever_the_environment_says_of_tokens_a_run_has_one_and_sees_a_worker_fail(
+    tmp_path: pathlib.Path, given: str
+):
+    (tmp_path / "token").write_text("the user's token\n")
+    value = {"WINDLASS_TOKEN": "the user's token", "WINDLASS_NO_TOKEN": "1"}.get(given, str(tmp_path / "token"))
+    code = CONNECTED + (
+        "token = open(os.environ['WINDLASS_TOKEN_FILE']).read().strip()\n"
+        "print(token == \"the user's token\", len(token), 'WINDLASS_TOKEN' in os.environ, flush=True)\n"
+        "if cluster.rank == 1: sys.exit(5)\n"
+    )
+    result = windlass("run", "--workers", "2", script(tmp_path, code), **{given: value})
+    assert result.returncode == 5
+    seen = "False 64 False" if given == "WINDLASS_NO_TOKEN" else "True 16 False"
+    assert {f"[worker {rank}] {seen}" for rank in (0, 1)} <= set(result.stdout.splitlines())
+    early = "import os, sys\nif os.environ['RANK'] == '1': sys.exit(5)\n" + CONNECTED.replace("300", "1000")
+    options = ["--workers", "2", "--start-timeout", "1000"]  # beyond our patience
+    assert windlass("run", *options, script(tmp_path, early), timeout=100, **{given: value}).returncode == 5
 
 
 @pytest.mark.parametrize("dies", ["raise KeyError('that one')", "os.kill(os.getpid(), 9)"])
@@ -433,7 +477,7 @@ print("done", cluster.rank, flush=True)
 
 
 def test_a_worker_that_fails_again_and_again_ends_the_run(tmp_path: pathlib.Path):
-    code = CONNECTED + "if cluster.rank == 0: time.sleep(60)\nos.kill(os.getpid(), 9)"
+    code = CONNECTED + "if cluster.rank == 0: time.sleep(1000)\nos.kill(os.getpid(), 9)"
     result = windlass("run", "--workers", "2", "--on-worker-loss", "wait", script(tmp_path, code))
     assert result.returncode == 137
     assert result.stdout.count("[worker 1] connected 1 of 2") == 4
@@ -441,7 +485,7 @@ def test_a_worker_that_fails_again_and_again_ends_the_run(tmp_path: pathlib.Path
         *(f"windlass run: worker 1 ended with signal SIGKILL; replacement {i} of 3 starts" for i in (1, 2, 3)),
         "windlass run: worker 1 ended with signal SIGKILL; its last lines:",
     ]
-    assert not rundir.base().exists()
+    assert not user_folder().exists()
 
 
 def test_policies_reach_the_workers(tmp_path: pathlib.Path):

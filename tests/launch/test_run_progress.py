@@ -10,11 +10,12 @@ import sys
 import time
 
 import pytest
+from helpers import PATIENCE_S, unannounced
 
 WINDLASS = [sys.executable, "-m", "windlass"]
 STEPS = """
 import numpy as np, os, time, windlass as wl
-with wl.connect(timeout=30) as cluster:
+with wl.connect(timeout=300) as cluster:
     w = cluster.tensor("w", 10, rule=wl.Sum())
     for i in range(20):
         w.push_pull(np.ones(10, np.float32))
@@ -38,12 +39,12 @@ def command(folder: pathlib.Path, *options: str, after: str = "pass") -> list[st
 
 
 def run(arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment(**more))
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(**more))
 
 
 def test_where_there_is_no_terminal_the_last_line_says_how_it_came_out(tmp_path: pathlib.Path):
     done = run(command(tmp_path, "--progress"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, unannounced(done.stderr)) == (0, "")
     assert done.stdout.count("] worker's own line\n") == 2
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"\[progress\] \d+ s, .*loss 0\.05, rank 0\.5, .*clocks 20 20", last), done.stdout
@@ -79,8 +80,8 @@ def test_on_a_terminal_it_is_below_what_workers_print(tmp_path: pathlib.Path):
     )
     os.close(theirs)
     try:
-        shown = read_all(ours, 60).decode()
-        assert process.wait(10) == 0
+        shown = read_all(ours, PATIENCE_S).decode()
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -103,7 +104,7 @@ def scheduler_of(pid: int) -> int:
 @pytest.mark.parametrize("gone", [False, True], ids=["", "scheduler gone"])
 def test_ctrl_c_ends_it_at_once_also_when_the_scheduler_is_gone(tmp_path: pathlib.Path, gone: bool):
     process = subprocess.Popen(
-        command(tmp_path, "--progress", after="print('asleep', flush=True); time.sleep(60)"),
+        command(tmp_path, "--progress", after="print('asleep', flush=True); time.sleep(1000)"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -118,7 +119,7 @@ def test_ctrl_c_ends_it_at_once_also_when_the_scheduler_is_gone(tmp_path: pathli
             while "scheduler ended with signal SIGKILL" not in (line := process.stdout.readline()):
                 assert line, "it ended too soon"
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from helpers import PATIENCE_S
 
+from windlass._cgroup import cores_of, memory_of, processes_of
 from windlass._settings import load
 from windlass.observe import doctor
 from windlass.observe.doctor import Check, Verdict
-from windlass.observe.machine import Machine, chosen, cores_of, kernel_version, look, memory_of
+from windlass.observe.machine import Machine, chosen, kernel_version, look
 from windlass.testing import LocalCluster, Servers
 from windlass.testing.cluster import until
 
@@ -30,6 +32,8 @@ GOOD = Machine(
     contained=False,
     overcommit="0",
     files=(4096, 1 << 20),
+    processes=-1,
+    address_bytes=-1,
     locked_bytes=8 << 20,
     memfd_trouble="",
     shm_free_bytes=32 * GIB,
@@ -47,7 +51,7 @@ class Result:
     def __init__(self, *arguments: str, **environment: str) -> None:
         own = {n: v for n, v in os.environ.items() if not n.startswith("WINDLASS_") and n != "WORLD_SIZE"}
         command = [sys.executable, "-m", "windlass", "doctor", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**own, **environment})
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env={**own, **environment})
         assert done.stderr == ""
         self.code, self.text = done.returncode, done.stdout
 
@@ -65,7 +69,7 @@ class Result:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(servers=2) as cluster:
-        until(lambda: len(cluster.members("server")) == 2, "the servers are there", 30)
+        until(lambda: len(cluster.members("server")) == 2, "the servers are there", PATIENCE_S)
         yield cluster
 
 
@@ -118,18 +122,18 @@ def test_a_wrong_token_is_named_and_where_to_set_it(cluster: LocalCluster, other
 def test_a_dead_server_is_named_with_why_it_is_lost():
     with LocalCluster(servers=2) as cluster, cluster.connect():
         cluster.servers[1].kill()
-        until(lambda: cluster.status()["servers_lost"], "it is missed", 10)
+        until(lambda: cluster.status()["servers_lost"], "it is missed", PATIENCE_S)
         result = Result("--address", cluster.address, WINDLASS_TOKEN=cluster.token)
         assert result.code == 1
         (line,) = result.wrong()
-        assert re.search(r"members +server 1 is lost: its connection broke", line)
+        assert re.search(r"members +server 1 is lost: its process \d+ has ended", line)
         assert "restart the job" in result.advice("server 1 is lost")
         assert re.search(r"^ok +server 0 ", result.text, re.M)
 
 
 def test_a_server_that_stands_still_is_named(cluster: LocalCluster):
     with LocalCluster(servers=2, failure_timeout=30) as cluster:
-        until(lambda: len(cluster.members("server")) == 2, "the servers are there", 30)
+        until(lambda: len(cluster.members("server")) == 2, "the servers are there", PATIENCE_S)
         cluster.servers[0].stop()
         result = Result("--address", cluster.address, WINDLASS_TOKEN=cluster.token)
         cluster.servers[0].cont()
@@ -143,7 +147,7 @@ def test_a_server_that_stands_still_is_named(cluster: LocalCluster):
 def test_who_is_missing_is_a_warning():
     with LocalCluster(servers=2) as cluster:
         cluster.servers[1].kill()
-        until(lambda: len(cluster.members("server")) == 1, "one has come", 20)
+        until(lambda: len(cluster.members("server")) == 1, "one has come", PATIENCE_S)
         result = Result("--address", cluster.address, WINDLASS_TOKEN=cluster.token)
     assert result.code == 0
     assert re.search(r"^warning +members +still missing: server \d", result.text, re.M)
@@ -224,7 +228,7 @@ def test_something_that_speaks_another_language_at_the_address():
 
 def test_a_scheduler_that_stands_still_is_said_not_to_answer():
     with LocalCluster(servers=1) as cluster:
-        until(lambda: "listening" in cluster.scheduler.output(), "it listens", 20)
+        until(lambda: "listening" in cluster.scheduler.output(), "it listens", PATIENCE_S)
         cluster.scheduler.stop()
         result = Result("--address", cluster.address, WINDLASS_TOKEN=cluster.token)
         cluster.scheduler.cont()
@@ -249,13 +253,13 @@ def test_several_workers_without_an_address_are_told_of_windlass_run():
 def test_the_run_on_this_machine_is_found(tmp_path: pathlib.Path):
     (tmp_path / "train.py").write_text(
         "import subprocess, sys, windlass as wl\n"
-        "cluster = wl.connect(timeout=30)\n"
+        "cluster = wl.connect(timeout=300)\n"
         "import os; own = {n: v for n, v in os.environ.items() if not n.startswith(('WINDLASS', 'WORLD_SIZE'))}\n"
         "sys.exit(subprocess.run([sys.executable, '-m', 'windlass', 'doctor'], env=own).returncode)\n"
     )
     command = [sys.executable, "-m", "windlass", "run", str(tmp_path / "train.py")]
     own = {n: v for n, v in os.environ.items() if not n.startswith("WINDLASS_") and n != "WORLD_SIZE"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=own)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"ok +members +1 of 1 servers, 1 workers", done.stdout)
 
@@ -295,6 +299,20 @@ def test_where_settings_came_from_is_said(tmp_path: pathlib.Path):
     result = Result("--config", str(file), WINDLASS_APP="mine")
     assert result.code == 0
     assert re.search(rf"settings +app=mine \(environment, WINDLASS_APP\), servers=3 \(file, {file}\)", result.text)
+
+
+def test_the_users_own_token_is_looked_at_and_not_made(tmp_path: pathlib.Path):
+    runtime, file = {"XDG_RUNTIME_DIR": str(tmp_path)}, tmp_path / "windlass" / "token"
+    assert re.search(rf"^ok +token +none yet: .* makes {file}$", Result(**runtime).text, re.M)
+    assert list(tmp_path.iterdir()) == []
+    file.parent.mkdir(mode=0o700)
+    file.write_text("mine\n")
+    file.chmod(0o644)
+    result = Result(**runtime)
+    assert result.code == 1
+    assert f"{file} is not trusted" in result.wrong()[0]
+    file.chmod(0o600)
+    assert re.search(rf"^ok +token +{file}, your own on this host$", Result(**runtime).text, re.M)
 
 
 def test_a_token_file_that_others_can_read_is_a_warning(token: pathlib.Path):
@@ -357,6 +375,8 @@ def test_looking_at_this_machine_finds_what_is_there():
         ("overcommit", {"overcommit": "2"}, "vm.overcommit_memory=2", "sysctl vm.overcommit_memory=0"),
         ("open files", {"files": (256, 4096)}, "256 at once", "ulimit -n 1024"),
         ("open files", {"files": (256, 512)}, "256 at once", "LimitNOFILE="),
+        ("processes", {"processes": 100}, "at most 100", "--pids-limit"),
+        ("address space", {"address_bytes": 4 * GIB}, "4.0 GiB", "ulimit -v unlimited"),
         ("/dev/shm", {"shm_free_bytes": 64 << 20}, "64 MiB free", "--shm-size"),
         ("/dev/shm", {"shm_free_bytes": None}, "not there", "--shm-size"),
         ("huge pages", {"huge_pages": "never"}, "never: tables and tensors have pages of 4 KiB", "echo madvise > /sys"),
@@ -374,6 +394,18 @@ def test_what_makes_a_machine_slow_or_unsafe_is_a_warning(name: str, odd: dict[s
     assert advice in found.advice
 
 
+def test_servers_that_may_together_take_more_than_there_is_are_a_warning():
+    def members(*caps: int) -> dict[str, object]:
+        here = [{"role": "server", "host": "node7", "memory_bytes_max": cap * GIB} for cap in caps]
+        return {"members": [*here, {"role": "server", "host": "node8", "memory_bytes_max": 2**64 - 1}]}
+
+    assert doctor.check_caps(members(32, 32), GOOD, "node7") == []
+    [found] = doctor.check_caps(members(51, 51), GOOD, "node7")
+    assert (found.name, found.verdict) == ("memory_bytes_max", Verdict.WARNING)
+    assert found.seen == "2 servers here may take 102.0 GiB together, of 64.0 GiB"
+    assert f"--memory-bytes-max {int(64 * GIB * 0.8) // 2}" in found.advice
+
+
 def test_without_memfd_nothing_can_be_shared():
     found = check("shared memory", memfd_trouble="memfd_create: Operation not permitted")
     assert found.verdict == Verdict.WRONG
@@ -385,6 +417,8 @@ def test_without_memfd_nothing_can_be_shared():
     ("name", "odd"),
     [
         ("open files", {"files": (-1, -1)}),
+        ("processes", {"processes": 30_000}),
+        ("memory_bytes_max", {"settings": {"memory_bytes_max": "2Gi"}}),
         ("locked memory", {"locked_bytes": -1}),
         ("huge pages", {"huge_pages": "always"}),
         ("huge pages, shared", {"kernel": (5, 15), "huge_pages_shared": "advise"}),
@@ -415,6 +449,10 @@ def test_the_least_limit_of_nested_cgroups_counts(tmp_path: pathlib.Path):
     (tmp_path / "a" / "cpu.max").write_text("max 100000\n")
     assert memory_of(tmp_path, "0::/a/b\n") == (1000000, 500000)
     assert cores_of(tmp_path, "0::/a/b\n") == 1.5
+    (tmp_path / "a" / "pids.max").write_text("700\n")
+    (tmp_path / "a" / "b" / "pids.max").write_text("max\n")
+    assert processes_of(tmp_path, "0::/a/b\n") == 700
+    assert processes_of(tmp_path, "0::/\n") == -1
     assert memory_of(tmp_path, "0::/elsewhere\n") == (1 << 60, 1 << 60)
     assert cores_of(tmp_path, "0::/\n") is None
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import PATIENCE_S
 from nets import assert_close, loss_of, mlp, same, train, weights
 
 import windlass as wl
@@ -99,7 +100,7 @@ def test_both_kinds_of_parameters_in_one_module_with_gloo(tmp_path: Path) -> Non
     script.write_text(textwrap.dedent(BESIDE_DDP).replace("OUT", str(out)))
     command = [sys.executable, "-m", "windlass", "run", "--servers", "1", "--workers", "2", str(script)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WINDLASS_")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 10))

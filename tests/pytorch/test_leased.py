@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import PATIENCE_S
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import windlass as wl
@@ -49,7 +50,7 @@ def cluster() -> Any:
 
 
 def samples_done(cluster: wl.Cluster) -> int:
-    return cluster._ledgers.status()["data"]["samples_done"]
+    return cluster._near.ledgers.status()["data"]["samples_done"]
 
 
 @pytest.mark.parametrize("data", [Squares(), tensors()], ids=["one by one", "at once"])
@@ -132,7 +133,7 @@ def test_the_static_split_needs_no_ledger(cluster: wl.Cluster):
         assert len(batches) == len(loader)
         found += numbers(batches)
     assert found == ALL
-    assert not cluster._ledgers.status()
+    assert not cluster._near.ledgers.status()
 
 
 @pytest.mark.parametrize("argument", ["sampler", "batch_sampler", "drop_last"])
@@ -154,7 +155,7 @@ def test_torch_is_imported_only_when_it_is_used():
         else:
             raise AssertionError
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=PATIENCE_S)
 
 
 def test_without_torch_the_error_names_the_extra():
@@ -167,5 +168,7 @@ def test_without_torch_the_error_names_the_extra():
         except ImportError as error:
             print(error)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE_S, capture_output=True, text=True
+    )
     assert done.stdout == "windlass.torch needs torch: pip install 'windlass[torch]'\n", done.stderr

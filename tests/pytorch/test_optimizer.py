@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from crew import together
-from helpers import Connect
+from helpers import PATIENCE_S, Connect
 from nets import STEPS, assert_close, batch, loss_of, mlp, normed, same, train, train_joined, weights
 
 import windlass as wl
@@ -514,6 +514,27 @@ def test_without_an_address_torchruns_world_names_windlass_run() -> None:
         "ServerOptimizer([torch.nn.Parameter(torch.ones(3))], wl.SGD(lr=0.1))\n"
     )
     environment = {"WORLD_SIZE": "2", "RANK": "0", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1
     assert "start the script with `windlass run`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("chosen", "given", "expected"),
+    [
+        (None, None, wl.BSP()),
+        ("ssp:3", None, wl.SSP(3)),
+        ("asp", None, wl.ASP()),
+        ("ssp:3", "bsp:1", wl.BSP(1)),
+    ],
+)
+def test_the_clusters_policy_is_the_optimizers_unless_it_has_its_own(
+    chosen: str | None, given: str | None, expected: wl.Sync
+):
+    with wl.connect(sync=chosen) as cluster:
+        model = torch.nn.Linear(2, 1)
+        opt = wl.torch.ServerOptimizer(model.parameters(), wl.SGD(lr=0.1), cluster=cluster, sync=given)
+        assert f", {expected}, " in repr(opt)
+        assert cluster.sync == (wl.SSP(3) if chosen == "ssp:3" else wl.ASP())

@@ -29,7 +29,15 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least |= {"blackout": 0.1, "servers back": 5, "moves cancelled": 0.1, "apps that grew": 0.5}
     least |= {"iterations": 100, "pulls": 200, "waits": 100, "updates": 25, "workers that go on": 1}
     least |= {"batches": 50, "recalls": 2, "ranges taken back": 2, "duplicates": 5, "leases asked for again": 1}
+    least |= {"resets of who stands still": 0.5, "ends known": 0.2, "living given up": 0.2}
     least |= {"ledgers checked": 0.25, "shards alike": 0.5}
+    least |= {
+        "barriers": 100,
+        "barriers passed": 30,
+        "arrivals repeated": 20,
+        "arrivals asked for again": 2,
+        "workers that pass barriers": 2,
+    }
     for what, per_seed in least.items():
         assert counts[what] >= per_seed * seeds, f"{what}: {counts[what]}"
 
@@ -80,8 +88,12 @@ def test_a_mechanism_that_is_off_is_noticed(broken: str):
     complaints(broken, range(10), "", 5)
 
 
+def test_a_broken_connection_that_counts_as_the_end_of_its_process_is_noticed():
+    complaints("grace", range(10), "was given up after", 5)
+
+
 def test_a_move_that_is_given_up_without_a_word_of_its_source_is_noticed():
-    complaints("moves", range(40), "; the map says", 4)
+    complaints("moves", range(60), "; the map says", 4)
 
 
 def test_tensors_that_are_alike_and_placed_each_for_itself_are_noticed():
@@ -98,3 +110,15 @@ def test_a_server_that_is_not_told_what_it_missed_is_noticed():
 )
 def test_a_ledger_that_forgets_the_dead_or_counts_twice_is_noticed(broken: str, complaint: str, least: int):
     complaints(broken, range(0, 48, 3), complaint, least)
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ("replacement", "being waited for"),
+        ("departure", "all have arrived at barrier"),
+        ("repeats", "is passed without"),
+    ],
+)
+def test_a_barrier_that_miscounts_is_noticed(broken: str, complaint: str):
+    complaints(broken, range(30), complaint, 4)

@@ -8,7 +8,7 @@ import re
 import time
 
 import pytest
-from helpers import new_app
+from helpers import PATIENCE_S, new_app
 from history import DIGIT, History, Pull, run
 
 import windlass as wl
@@ -107,7 +107,7 @@ def check_kill(sync: wl.Sync, seed: int) -> None:
         killed = time.monotonic()
         rest = [rank for rank in range(3) if rank != lost]
         for rank in rest:
-            assert workers[rank].wait(60.0) == 0, workers[rank].output()
+            assert workers[rank].wait(PATIENCE_S) == 0, workers[rank].output()
         notes = {rank: notes_of(workers[rank].output(), rank) for rank in range(3)}
     history = History(sync, 3)
     end = min(notes[rank][-1][0] for rank in rest)  # then the first of them leaves

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crew import ONE, Crew
+from helpers import PATIENCE_S
 
 import windlass as wl
 
@@ -79,7 +80,7 @@ def test_a_step_begins_a_new_iteration_before_its_first_push_or_not_at_all(crew:
     b = [w.tensor("b", 4, rule=wl.Sum(), sync="bsp") for w in crew.workers]
     first = b[0].push_pull_async(ONE)
     b[1].push_pull(ONE)
-    first.wait(10)
+    first.wait(PATIENCE_S)
 
     def step() -> None:
         with crew.workers[0].step(timeout=30) as s:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from windlass._address import Address, bound_to, dial, listen
+from windlass._net.address import Address, bound_to, dial, listen
 from windlass.testing import Faults, Proxy
 
 GREETING, HELLO, WELCOME = os.urandom(48), os.urandom(96), os.urandom(64)

@@ -13,7 +13,7 @@ import pytest
 from helpers import check_python
 
 import windlass as wl
-from windlass._address import Address, dial
+from windlass._net.address import Address, dial
 from windlass.testing import Servers
 
 KINDS = pytest.mark.parametrize("kind", ["tcp", "unix"])
@@ -185,13 +185,13 @@ import os, signal, subprocess, sys, time
 from windlass.testing import Servers
 
 with Servers(3, kind="unix") as servers:
-    sibling = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+    sibling = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], close_fds=False)
     if (child := os.fork()) == 0:
-        time.sleep(60)
+        time.sleep(1000)
         os._exit(0)
     servers.stop(1)
     print(*servers.pids, sibling.pid, child, flush=True)
-    time.sleep(60)
+    time.sleep(1000)
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from proxy_link import KINDS, TCP, frame, link, read, send, small
 
 import windlass as wl
-from windlass._address import Address, bound_to, dial, listen
+from windlass._net.address import Address, bound_to, dial, listen
 from windlass.testing import Faults, Proxy
 
 # -- cut_at ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import windlass as wl
 from windlass import _core
-from windlass._address import Address, dial
-from windlass._handshake import greet
-from windlass._serve import serve
+from windlass._net.address import Address, dial
+from windlass._net.handshake import greet
+from windlass._net.serve import serve
 
 LOCAL = Address.parse("tcp://127.0.0.1:0")
 
@@ -130,7 +130,7 @@ def process(tmp_path: pathlib.Path, *arguments: str, prelude: str = "", **env: s
         yield started
     finally:
         with contextlib.suppress(OSError):
-            popen.communicate(timeout=10)  # the end of its stdin
+            popen.communicate(timeout=60)  # the end of its stdin
         popen.kill()
         popen.wait()
 

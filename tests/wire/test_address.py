@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass import InvalidArgument, ServerLost, Timeout
-from windlass._address import Address, bound_to, dial, listen
+from windlass._net.address import Address, bound_to, dial, listen
 
 
 def soon() -> float:

@@ -42,9 +42,9 @@ def huge_claims(address: str) -> list[bytes]:
         table = client.open(table_spec("claims/t", 1 << 20))
         frames = []
         for claim in (2**31, 2**32 - 1, 2**32, 2**62, 2**63, 2**64 - 64):
-            frames.append(client.frame(raw.PUSH, [], object=number, length=claim, parts=1))
-            frames.append(client.frame(raw.PULL, [], object=number, length=claim, parts=2**20))
-            part = raw.Part(sequence=1, numbers_bytes=claim)
+            frames.append(client.frame(raw.PUSH, [], object=number, length=claim, blocks=1))
+            frames.append(client.frame(raw.PULL, [], object=number, length=claim, blocks=2**20))
+            part = raw.Part(sequence=1, numbers_bytes=min(claim, 2**32 - 64))
             frames.append(client.frame(raw.PUSH, [part], object=number, length=2**40))
         for claim in (2**28, 2**31, 2**32 - 1):
             part = raw.Part(items_bytes=claim, count=claim // 8)
@@ -103,14 +103,13 @@ def test_a_frame_that_breaks_the_rules_is_answered_and_the_connection_closed(kin
     with one_server(kind) as servers:
         for wrong in (
             {"magic": 1},
-            {"version": 2},
+            {"version": 1},
+            {"version": 3},
             {"op": 77},
             {"op": 0},
             {"length": 100},
             {"length": 2**63},
-            {"parts": 2**31},
-            {"extension_bytes": 2**20},
-            {"dtype_in": 9},
+            {"blocks": 2**31},
             {"request": 0},
             {"session": 5},
             {"app": 77},
@@ -168,7 +167,7 @@ def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
     f32 = {"object": strict, "dtype_in": 0, "dtype_out": 0}
 
     def i64(op: int, *parts: raw.Part, number: int = number) -> bytes:
-        return client.frame(op, list(parts), object=number, dtype_in=2, dtype_out=2, extensions=raw.hyper())
+        return client.frame(op, list(parts), object=number, dtype_in=2, dtype_out=2, hyper=raw.hyper())
 
     def whole(**fields: object) -> raw.Part:
         given = {"numbers": one, "flags": raw.WHOLE, "sequence": 1, **fields}
@@ -196,10 +195,10 @@ def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
         ("ShapeMismatch", i64(raw.PUSH, spans((0, 2**64 - 1), numbers=one[:16]))),
         ("ShapeMismatch", i64(raw.PUSH, spans((0, 100), (0, 1), numbers=one + one[:8]))),
         ("ShapeMismatch", i64(raw.PULL, spans((100, 1)))),
-        ("ShapeMismatch", client.frame(raw.PUSH, [whole()], object=number, dtype_in=0, extensions=raw.hyper())),
+        ("ShapeMismatch", client.frame(raw.PUSH, [whole()], object=number, dtype_in=0, hyper=raw.hyper())),
         ("ShapeMismatch", client.frame(raw.PULL, [whole(numbers=b"", sequence=0)], object=number, dtype_out=4)),
-        ("NonFinite", client.frame(raw.PUSH, [whole(numbers=nan.tobytes())], extensions=sgd, **f32)),
-        ("NonFinite", client.frame(raw.PUSH, [whole(numbers=inf.tobytes(), sequence=1)], extensions=sgd, **f32)),
+        ("NonFinite", client.frame(raw.PUSH, [whole(numbers=nan.tobytes())], hyper=sgd, **f32)),
+        ("NonFinite", client.frame(raw.PUSH, [whole(numbers=inf.tobytes(), sequence=1)], hyper=sgd, **f32)),
         ("InvalidArgument", client.frame(raw.PUSH, [whole(numbers=floats.tobytes())], **f32)),
         ("InvalidArgument", i64(raw.ROWS, raw.Part())),
         ("InvalidArgument", i64(raw.ERASE, raw.Part(items=struct.pack("<Q", key), sequence=1))),
@@ -221,7 +220,7 @@ def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
                 raw.PUSH,
                 [raw.Part(items=struct.pack("<Q", key), numbers=bytes(16), sequence=1, shard=s) for s in range(2)],
                 object=table,
-                extensions=raw.hyper(),
+                hyper=raw.hyper(),
             ),
         ),
     ]

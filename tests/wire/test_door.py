@@ -18,13 +18,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from helpers import PATIENCE_S
 from strangers import LOCAL, FakeHost, Process, door, enter, knock, process, read_to_end
 
 import windlass
-from windlass import AccessDenied, InvalidArgument, Timeout, WindlassError, _serve
-from windlass._address import Address
-from windlass._handshake import greet
-from windlass._serve import check_reach, serve
+from windlass import AccessDenied, InvalidArgument, Timeout, WindlassError
+from windlass._net import serve as serving
+from windlass._net.address import Address
+from windlass._net.handshake import greet
+from windlass._net.serve import check_reach, serve
 from windlass.testing.cluster import until
 
 TOKEN = b"correct horse battery staple"
@@ -96,7 +98,7 @@ def test_s2_turns_red_when_everything_counts_as_loopback(monkeypatch: pytest.Mon
 
 def test_s2_a_server_beyond_loopback_without_a_token_says_what_to_do_and_closes():
     host = FakeHost()
-    with pytest.raises(InvalidArgument, match=r"tcp://0\.0\.0\.0:0: beyond loopback a token .* --token-file"):
+    with pytest.raises(InvalidArgument, match=r"tcp://0\.0\.0\.0:0: beyond loopback a token .*--no-token"):
         serve([LOCAL, Address.parse("0.0.0.0:0")], None, host, lambda *_: pytest.fail("it listens"))
     assert host.closed == [5.0]
 
@@ -162,7 +164,7 @@ def cost_of_strangers(server: Process, connects: int, slow: int) -> Cost:
 
 def still_open(crowd: list[socket.socket], seconds: float) -> int:
     """How many are after that time. Every second one says a byte of a hello now and then, the others nothing."""
-    hello = b"WINDLASS\x01\x00\x01" + bytes(85)
+    hello = b"WINDLASS\x02\x00\x01" + bytes(85)
     start, poll, by_fd = time.monotonic(), select.poll(), {sock.fileno(): sock for sock in crowd}
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
@@ -206,7 +208,7 @@ CROWD = """
 import collections, socket, sys, time
 sys.path.insert(0, sys.argv[2])
 from strangers import knock
-from windlass._address import Address
+from windlass._net.address import Address
 address, crowd = Address.parse(sys.argv[1]), collections.deque()
 print("there", flush=True)
 for tick in range(10**9):  # 500 a second, each of which stays for a second and says a byte ten times
@@ -278,14 +280,14 @@ def test_s4_real_work_goes_on_while_strangers_come(tmp_path: pathlib.Path, accur
 def test_s4_turns_red_when_a_stranger_is_much_work(tmp_path: pathlib.Path):
     work = """
 import hashlib, threading
-from windlass import _handshake
-greeting = _handshake.make_greeting
+from windlass._net import handshake
+greeting = handshake.make_greeting
 def hard():
     work = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
     for _ in range(4):
         threading.Thread(target=work).start()
     return greeting()
-_handshake.make_greeting = hard
+handshake.make_greeting = hard
 """
     with process(tmp_path, prelude=work, WINDLASS_TOKEN=TOKEN.decode()) as server:
         # Others may keep the machine busy in one half and not in the other.
@@ -300,14 +302,43 @@ _handshake.make_greeting = hard
 def test_s4_turns_red_when_its_mechanism_is_off(
     switch: str, connects: int, slow: int, red: str, tmp_path: pathlib.Path
 ):
-    off = f"from windlass import _serve\n_serve.{switch}"
+    off = f"from windlass._net import serve\nserve.{switch}"
     with process(tmp_path, prelude=off, WINDLASS_TOKEN=TOKEN.decode()) as server:
         assert cost_of_strangers(server, connects, slow).too_high() == [red]
 
 
+@pytest.mark.parametrize(("lines_max", "few"), [(20, True), (10**9, False)])
+def test_s4_strangers_do_not_fill_the_log(lines_max: int, few: bool, tmp_path: pathlib.Path, accurate: bool):
+    """Also turns red: without the limit, each has a line."""
+    strangers, window = 40_000 if accurate and few else 1000, 3.0
+    limit = f"""
+from windlass.launch import log
+set_up_log = log.set_up_log
+log.set_up_log = lambda level: set_up_log()  # with a line for each handshake that fails
+log.WINDOW_SECONDS, log.LINES_MAX = {window}, {lines_max}
+"""
+    with process(tmp_path, prelude=limit, WINDLASS_TOKEN=TOKEN.decode()) as server:
+        [address] = server.addresses
+        begun = time.monotonic()
+        for _ in range(strangers):
+            with knock(address) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        windows = int((time.monotonic() - begun) / window) + 2
+        if few:
+            until(lambda: "lines from tcp://127.0.0.1 were left out" in server.log.read_text(), "a count", PATIENCE_S)
+            time.sleep(window)
+        else:
+            until(lambda: server.log.read_text().count("handshake") > 200, "many lines", PATIENCE_S)
+        lines = [line for line in server.log.read_text().splitlines() if "handshake with tcp" in line]
+        counted = sum(map(int, re.findall(r"(\d+) more lines from tcp://127.0.0.1", server.log.read_text())))
+        print(f"{strangers} strangers: {len(lines)} lines, {counted} left out")
+        assert (len(lines) <= lines_max * windows) if few else len(lines) > 200
+        assert not few or len(lines) + counted == strangers
+
+
 @pytest.mark.usefixtures("many_files")
 def test_when_the_door_is_full_the_oldest_handshake_makes_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_serve, "HANDSHAKES_MAX", 3)
+    monkeypatch.setattr(serving, "HANDSHAKES_MAX", 3)
     with door(TOKEN) as ([address], _), contextlib.ExitStack() as stack:
         crowd = []
         for _ in range(5):
@@ -378,7 +409,7 @@ def test_without_a_token_a_unix_socket_is_for_the_same_user_and_root(
     token: bytes | None, uid: int, welcome: bool, unix: Address, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    monkeypatch.setattr(_serve, "_peer", lambda *_: ("somebody", uid))
+    monkeypatch.setattr(serving, "_peer", lambda *_: ("somebody", uid))
     with door(token, unix) as (_, host):
         if welcome:
             enter(unix, token or b"")
@@ -391,16 +422,19 @@ def test_without_a_token_a_unix_socket_is_for_the_same_user_and_root(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_the_kernel_says_who_the_other_user_is(unix: Address):
     stranger = (
-        "import hmac, os, socket, sys\n"
+        "import hashlib, hmac, os, socket, sys\n"
         "os.setuid(int(sys.argv[1]))\n"
         "sock = socket.socket(socket.AF_UNIX); sock.connect(b'\\0' + sys.argv[2].encode())\n"
-        "greeting, hello = sock.recv(48), b'WINDLASS\\1\\0\\1' + bytes(53)\n"
-        "sock.sendall(hello + hmac.digest(b'', b'windlass client\\0' + greeting + hello, 'sha256'))\n"
+        "greeting, hello = sock.recv(48), b'WINDLASS\\3\\0\\1' + bytes(53)\n"
+        "key = hashlib.sha256().digest()\n"
+        "sock.sendall(hello + hmac.digest(key, b'windlass client\\0' + greeting + hello, 'sha256'))\n"
         "print(sock.recv(64)[0])"
     )
     with door(None, unix) as (_, host):
         codes = [
-            subprocess.check_output([sys.executable, "-c", stranger, user, unix.name], text=True, timeout=20).strip()
+            subprocess.check_output(
+                [sys.executable, "-c", stranger, user, unix.name], text=True, timeout=PATIENCE_S
+            ).strip()
             for user in ("0", "65534")
         ]
     assert codes == ["0", "1"]
@@ -456,7 +490,7 @@ class Waiting(FakeHost):
 
 
 def test_pulls_that_wait_for_long_are_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    monkeypatch.setattr(_serve, "_OVERDUE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(serving, "_OVERDUE_EVERY_SECONDS", 0.01)
     lines = ["a pull of 'w' has waited 31 s for worker 3", "a pull of 'v' has waited 62 s for worker 1"]
     waiting = Waiting(lines)
     with door(host=waiting):
@@ -476,15 +510,16 @@ def test_pulls_that_wait_for_long_are_in_the_log(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, "stdin"])
 def test_a_server_ends_well_and_in_silence(how: signal.Signals | str, tmp_path: pathlib.Path):
-    with process(tmp_path, "--listen", "127.0.0.1:0", "--listen", "unix://", "--threads", "2") as server:
+    listen = ["--listen", "127.0.0.1:0", "--listen", "unix://"]
+    with process(tmp_path, *listen, "--threads", "2", WINDLASS_TOKEN=TOKEN.decode()) as server:
         assert re.fullmatch(r"unix://@windlass-[0-9a-f]{16}", str(server.addresses[1]))
         with knock(server.addresses[0]) as stranger:
             for address in server.addresses:
-                assert enter(address, b"")
+                assert enter(address, TOKEN)
             if isinstance(how, signal.Signals):
                 server.popen.send_signal(how)
-                server.popen.wait(10)
-            assert server.popen.communicate(timeout=10) == ("", None)
+                server.popen.wait(PATIENCE_S)
+            assert server.popen.communicate(timeout=PATIENCE_S) == ("", None)
             read_to_end(stranger)
         assert (server.popen.returncode, server.log.read_text()) == (0, "")
 
@@ -505,7 +540,7 @@ def test_a_host_that_does_not_close_in_time_does_not_keep_the_process():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--listen", "0.0.0.0:4000"], "beyond loopback a token is required"),
+        (["--listen", "0.0.0.0:4000", "--no-token"], "beyond loopback a token is required"),
         (["--listen", "localhost"], "expected tcp://HOST:PORT"),
         (["--listen", "unix:///tmp/socket"], "not supported"),
         (["--threads", "0"], "--threads"),
@@ -523,7 +558,7 @@ def test_wrong_arguments_are_refused_with_status_2_and_a_reason(arguments: list[
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")

@@ -15,21 +15,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from helpers import PATIENCE_S
 from strangers import door, enter, knock, process, read_to_end
 
-from windlass import AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError, _handshake
-from windlass._address import Address
-from windlass._handshake import (
+from windlass import AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError
+from windlass._net import handshake
+from windlass._net.address import Address
+from windlass._net.handshake import (
     Denied,
     Malformed,
     check_hello,
     check_welcome,
     greet,
-    load_token,
     make_greeting,
     make_hello,
     make_welcome,
 )
+from windlass._net.token import own_token_file, read_token
+from windlass._settings import load, token_of
 
 TOKEN = b"correct horse battery staple"
 KEY = bytes(range(1, 17))
@@ -40,20 +43,20 @@ KEY = bytes(range(1, 17))
 
 def test_the_messages_are_those_of_the_document(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(secrets, "token_bytes", lambda n: bytes(range(100, 100 + n)))
-    nonce = bytes(range(100, 132))
-    greeting = b"WINDLASS" + b"\x01\x00" + bytes(6) + nonce
-    hello = b"WINDLASS" + b"\x01\x00" + b"\x01" + bytes(5) + nonce + KEY
-    hello += hmac.new(TOKEN, b"windlass client\0" + greeting + hello, hashlib.sha256).digest()
+    nonce, key = bytes(range(100, 132)), hashlib.sha256(TOKEN).digest()
+    greeting = b"WINDLASS" + b"\x03\x00" + bytes(6) + nonce
+    hello = b"WINDLASS" + b"\x03\x00" + b"\x01" + bytes(5) + nonce + KEY
+    hello += hmac.new(key, b"windlass client\0" + greeting + hello, hashlib.sha256).digest()
     welcome = b"\x00" + bytes(7) + KEY + bytes(8)
-    welcome += hmac.new(TOKEN, b"windlass server\0" + greeting + hello + welcome, hashlib.sha256).digest()
+    welcome += hmac.new(key, b"windlass server\0" + greeting + hello + welcome, hashlib.sha256).digest()
     assert (len(greeting), len(hello), len(welcome)) == (48, 96, 64)
     assert make_greeting() == greeting
     assert make_hello(TOKEN, greeting, KEY) == hello
     assert check_hello(TOKEN, greeting, hello) == KEY
     assert make_welcome(TOKEN, greeting, hello, KEY) == welcome
     assert check_welcome(TOKEN, greeting, hello, welcome) == (KEY, bytes(8))
-    brings = b"WINDLASS" + b"\x01\x00" + b"\x02" + bytes(5) + nonce + KEY
-    brings += hmac.new(TOKEN, b"windlass peer\0" + greeting + brings, hashlib.sha256).digest()
+    brings = b"WINDLASS" + b"\x03\x00" + b"\x02" + bytes(5) + nonce + KEY
+    brings += hmac.new(key, b"windlass peer\0" + greeting + brings, hashlib.sha256).digest()
     assert make_hello(TOKEN, greeting, KEY, role=2) == brings
     assert check_hello(TOKEN, greeting, brings) == KEY
 
@@ -97,12 +100,13 @@ def attacks(seed: int) -> Iterator[tuple[str, Attack]]:
     old_hello = make_hello(TOKEN, old, None)
     old_welcome = make_welcome(TOKEN, old, old_hello, KEY)
     near = [TOKEN[:-1], TOKEN + b"x", TOKEN.upper(), TOKEN[::-1], hashlib.sha256(TOKEN).digest(), TOKEN + b"\n"]
+    near += [TOKEN + b"\0", TOKEN.ljust(64, b"\0")]  # the same key to HMAC as it is
 
     def right(greeting: bytes) -> bytes:
         return make_hello(TOKEN, greeting, rng.choice([None, KEY]))
 
     def proved(greeting: bytes, body: bytes, role: bytes = b"windlass client\0") -> bytes:
-        return body + _handshake._proof(TOKEN, role, greeting, body)
+        return body + handshake._proof(TOKEN, role, greeting, body)
 
     def with_role(hello: bytes, role: int) -> bytes:
         return hello[:10] + bytes([role]) + hello[11:64]
@@ -112,12 +116,12 @@ def attacks(seed: int) -> Iterator[tuple[str, Attack]]:
         yield "guessed", lambda g: right(g)[:64] + rng.randbytes(32)
         yield "tokenless", lambda g: make_hello(b"", g, None)
         yield "wrong", lambda g: make_hello(rng.randbytes(rng.randrange(1, 64)), g, None)
-        yield "near", lambda g, i=i: make_hello(flipped(TOKEN, i % 224) if i % 2 else near[i // 2 % 6], g, None)
+        yield "near", lambda g, i=i: make_hello(flipped(TOKEN, i % 224) if i % 2 else near[i // 2 % len(near)], g, None)
         yield "replayed", lambda g: old_hello
         yield "replayed proof", lambda g: right(g)[:64] + old_hello[-32:]
         yield "reflected proof", lambda g: right(g)[:64] + old_welcome[-32:]
         yield "reflected greeting", lambda g: g + right(g)[48:]
-        yield "server's proof", lambda g: proved(g, right(g)[:64], _handshake._WELCOMES)
+        yield "server's proof", lambda g: proved(g, right(g)[:64], handshake._WELCOMES)
         yield "peer's proof", lambda g: proved(g, right(g)[:64], b"windlass peer\0")
         yield "client's proof as a peer", lambda g: proved(g, with_role(right(g), 2))
         yield "server's role", lambda g, i=i: proved(g, with_role(right(g), i % 255 + 2 if i % 255 < 254 else 0))
@@ -192,10 +196,11 @@ PROOF_OFF = {"none", "guessed", "tokenless", "wrong", "near", "replayed", "repla
 BROKEN = {
     "any proof is right": (hmac, "compare_digest", lambda a, b: True, PROOF_OFF),
     "nonces repeat": (secrets, "token_bytes", lambda n: b"n" * n, {"replayed", "replayed proof"}),
-    "both roles prove alike": (_handshake, "_WELCOMES", b"windlass client\0", {"server's proof"}),
-    "peers prove like clients": (_handshake, "_PROVES", [b"windlass client\0"] * 3, {"client's proof as a peer"}),
-    "lengths are not checked": (_handshake, "_check_length", lambda *_: None, {"over-long and proved"}),
-    "heads are not checked": (_handshake, "_check_head", lambda *_: None, {"server's role"}),
+    "both roles prove alike": (handshake, "_WELCOMES", b"windlass client\0", {"server's proof"}),
+    "peers prove like clients": (handshake, "_PROVES", [b"windlass client\0"] * 3, {"client's proof as a peer"}),
+    "lengths are not checked": (handshake, "_check_length", lambda *_: None, {"over-long and proved"}),
+    "a token is a key as it is": (handshake, "key_of", lambda token: token, {"near"}),
+    "heads are not checked": (handshake, "_check_head", lambda *_: None, {"server's role"}),
 }
 
 
@@ -268,7 +273,7 @@ def test_s3_the_token_is_in_no_argument_output_log_or_error(tmp_path: pathlib.Pa
                 answer_to(attack, address)
             assert enter(address, TOKEN)
             seen = pathlib.Path(f"/proc/{server.pid}/cmdline").read_bytes()
-            output, _ = server.popen.communicate(timeout=10)
+            output, _ = server.popen.communicate(timeout=PATIENCE_S)
             log = server.log.read_bytes()
             assert b"handshake with tcp://127.0.0.1:" in log
             assert b"does not know the token" in log
@@ -277,12 +282,12 @@ def test_s3_the_token_is_in_no_argument_output_log_or_error(tmp_path: pathlib.Pa
 
 def test_s3_a_server_that_crashes_shows_no_token(tmp_path: pathlib.Path):
     crash = (
-        "from windlass import _serve\n"
+        "from windlass._net import serve\n"
         "def run(self):\n    token = self._token\n    raise RuntimeError('a bug')\n"
-        "_serve.Doorman.run = run"
+        "serve.Doorman.run = run"
     )
     with process(tmp_path, prelude=crash, WINDLASS_TOKEN=TOKEN.decode()) as server:
-        server.popen.wait(10)
+        server.popen.wait(PATIENCE_S)
         log = server.log.read_text()
     assert "a bug" in log
     assert TOKEN.decode() not in log
@@ -320,7 +325,7 @@ def refusal(address: Address, token: bytes = TOKEN, seconds: float = 5.0) -> Win
     return error.value
 
 
-HEAD = b"WINDLASS\x01\x00" + bytes(6)
+HEAD = b"WINDLASS\x03\x00" + bytes(6)
 GREETING = HEAD + bytes(32)
 
 
@@ -330,9 +335,9 @@ GREETING = HEAD + bytes(32)
         ([b"SSH-2.0-OpenSSH_9.2\r\n"], ProtocolError, "expected a Windlass greeting, saw b'SSH-2.0-"),
         ([b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)], ProtocolError, "expected a Windlass greeting"),
         (
-            [b"WINDLASS\x02\x00" + bytes(38)],
+            [b"WINDLASS\x01\x00" + bytes(38)],
             ProtocolError,
-            "expected version 1 of the wire, saw a greeting of version 2",
+            "expected version 3 of the wire, saw a greeting of version 1",
         ),
         ([HEAD[:-1] + b"\x01" + bytes(32)], ProtocolError, "expected a Windlass greeting"),
         ([b""], ServerLost, "waited for the greeting, but the server closed the connection after 0 of 48 bytes"),
@@ -387,14 +392,27 @@ def test_greeting_leaves_the_socket_as_it_was():
 # -- where tokens come from ------------------------------------------------------------------------------------------
 
 
-def test_a_token_comes_from_the_file_else_from_the_environment(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    file = tmp_path / "token"
-    file.write_bytes(b"  in the file\r\n")
+def test_a_token_comes_from_the_flags_file_else_the_environment_else_another_file_else_it_is_the_users_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    for name in ("one", "another"):
+        (tmp_path / name).write_bytes(f"  in {name} file\r\n".encode())
     monkeypatch.delenv("WINDLASS_TOKEN", raising=False)
-    assert load_token() is None
+    own = token_of(load())
+    assert own is not None
+    assert own_token_file().read_bytes() == own + b"\n"
+    assert token_of(load()) == own
+    monkeypatch.setenv("WINDLASS_TOKEN_FILE", str(tmp_path / "one"))
+    assert token_of(load()) == b"in one file"
     monkeypatch.setenv("WINDLASS_TOKEN", "in the environment\n")
-    assert load_token() == b"in the environment"
-    assert load_token(file) == b"in the file"
+    assert token_of(load()) == b"in the environment"
+    assert token_of(load({"token_file": tmp_path / "another"})) == b"in another file"
+    with pytest.raises(InvalidArgument, match=r"no_token \(flag\): expected no token, but one is given, too"):
+        token_of(load({"no_token": True}))
+    monkeypatch.delenv("WINDLASS_TOKEN")
+    monkeypatch.delenv("WINDLASS_TOKEN_FILE")
+    assert token_of(load({"no_token": True})) is None
 
 
 @pytest.mark.parametrize("content", [b"", b" \n", b"\0", b"secret\0secret", b"s" * 5000])
@@ -402,17 +420,17 @@ def test_a_token_that_protects_nothing_is_refused_without_showing_it(content: by
     file = tmp_path / "token"
     file.write_bytes(content)
     with pytest.raises(InvalidArgument, match=f"^token file {file}: a token ") as error:
-        load_token(file)
+        read_token(file)
     assert "sss" not in str(error.value)
     assert "secret" not in str(error.value)
 
 
 def test_a_token_file_that_is_not_there_is_named(tmp_path: pathlib.Path):
     with pytest.raises(InvalidArgument, match="no-file: No such file or directory"):
-        load_token(tmp_path / "no-file")
+        read_token(tmp_path / "no-file")
 
 
 def test_an_empty_token_in_the_environment_is_a_mistake(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WINDLASS_TOKEN", "")
     with pytest.raises(InvalidArgument, match="WINDLASS_TOKEN"):
-        load_token()
+        token_of(load())

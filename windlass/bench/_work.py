@@ -12,7 +12,8 @@ import numpy as np
 
 import windlass as wl
 from windlass import _core
-from windlass._arrays import as_numpy, core_dtype
+from windlass._objects.arrays import as_numpy, core_dtype
+from windlass.bench import _native
 from windlass.bench._figures import Suite
 from windlass.bench._turns import Side, in_turns, loop_over, timed, timed_over
 
@@ -69,9 +70,9 @@ def fused_loop(own: Empty, label: str, size_bytes: int, threads: int) -> Side:
     stream, n = size_bytes >= STREAM_BYTES, size_bytes // 4
     w, g, out = (filled(own, n) for _ in range(3))
     if label == "SGD":
-        return lambda calls: _core.limit_fused_sgd(w, g, out, stream, threads, calls)
+        return lambda calls: _native.limit_fused_sgd(w, g, out, stream, threads, calls)
     m, v = filled(own, n), filled(own, n)
-    return lambda calls: _core.limit_fused_adam(w, m, v, g, out, stream, threads, calls)
+    return lambda calls: _native.limit_fused_adam(w, m, v, g, out, stream, threads, calls)
 
 
 def push_pull(
@@ -151,14 +152,14 @@ def table_rows(
             (
                 "pull",
                 lambda batch, out=out: t.pull(batch, out=out),
-                lambda some: _core.limit_gather(flat, some, gathered, stream, 1),
+                lambda some: _native.limit_gather(flat, some, gathered, stream, 1),
                 pull_bar,
                 "bare gather",
             ),
             (
                 "push RowAdagrad",
                 lambda batch, grads=grads: t.push(batch, grads).wait(),
-                lambda some: _core.limit_row_adagrad(flat, heads, some, given, 1),
+                lambda some: _native.limit_row_adagrad(flat, heads, some, given, 1),
                 push_bar,
                 "bare row update",
             ),

@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from windlass import _core
-from windlass._sync import ASP, parse_sync
+from windlass._rules.sync import ASP, parse_sync
 from windlass.bench._figures import Figure, Suite
 from windlass.bench.sync import name
 from windlass.launch.child import die_with

@@ -9,8 +9,10 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from rich.console import Console
 import windlass as wl
 from windlass import _core
 from windlass.bench._figures import Suite
-from windlass.bench._turns import Side, in_turns, timed
+from windlass.bench._turns import Side, in_turns, scatter, timed, timed_over
 from windlass.bench._work import (
     KB,
     MB,
@@ -42,16 +44,19 @@ from windlass.bench._work import (
 from windlass.bench.wire import Bare
 
 DIM, KEYS, TABLE_ROWS = 64, 256, 100_000
+FEW_KEYS = ((16, 25.0, None), (KEYS, 70.0, 50.0))  # how many; bars in us: of a pull, and of its CPU time
 SIZES = (64 * KB, 256 * KB, 1 * MB, 4 * MB, 16 * MB, 64 * MB)
 TOGETHER_SIZES = (1 * MB, 16 * MB, 64 * MB)
 WHERE = "in a run"
 MEET_S, ANSWER_S = 60.0, 120.0  # for workers to find each other; for a turn
 ITERATION = ("pull + push + tick", "pull", "push", "tick")
+ITERATION_BARS = {"SSP(2)": 500.0, "BSP": 750.0}  # us
 
 
 def alone(suite: Suite, cluster: wl.Cluster, own: Empty, rows: int) -> None:
     """One worker with registered arrays and with ordinary ones."""
     smallest(suite, cluster)
+    few_keys(suite, cluster)
     for size_bytes in suite.sizes(SIZES):
         rule, bar = wl.SGD(lr=1e-6), bar_of(size_bytes)
         push_pull(suite, cluster, own, "SGD", rule, size_bytes, where=WHERE, bar=bar)
@@ -74,6 +79,57 @@ def smallest(suite: Suite, cluster: wl.Cluster) -> None:
             )
             name = f"push_pull SGD of 4 floats, {where}"
             suite.latency(name, "us", ours, limit, against="bare round trip, spinning")
+
+
+def few_keys(suite: Suite, cluster: wl.Cluster) -> None:
+    """A few rows of a table, call upon call, with ordinary arrays; and the CPU time of worker and server for each."""
+    table = cluster.table("few", DIM, rule=wl.SGD(lr=1e-6), init=wl.Normal(std=0.01))
+    all_keys = keys_of(TABLE_ROWS)
+    fill(table, all_keys, cluster)
+    rng = np.random.default_rng(0)
+    for keys, bar, cpu_bar in FEW_KEYS:
+        drawn = itertools.cycle([all_keys[rng.choice(TABLE_ROWS, keys, replace=False)] for _ in range(100)])
+        grads = filled(ordinary, (keys, DIM))
+        calls = {"pull": table.pull, "push": lambda batch: table.push(batch, grads).wait()}  # noqa: B023 (called here)
+        for verb, call in calls.items():
+            side = Metered(timed_over(drawn, call))
+            (ours,) = in_turns(side, length=suite.length)
+            name, pulls = f"{verb} of {keys} keys, {WHERE}", verb == "pull"
+            suite.latency(name, "us", ours, value_bar=bar if pulls else None)
+            suite.value(
+                f"{name}, CPU time of both sides",
+                1e6 * statistics.median(side.cpu),
+                "us",
+                noise=scatter(side.cpu),
+                value_bar=cpu_bar if pulls else None,
+                calls=ours.calls,
+            )
+
+
+class Metered:
+    """A side that also notes the CPU seconds of each call, of all processes of the run, by turns."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self.cpu: list[float] = []
+
+    def __call__(self, calls: int) -> list[float]:
+        before = _cpu_of_run()
+        took = self._side(calls)
+        self.cpu.append((_cpu_of_run() - before) / calls)
+        return took
+
+
+def _cpu_of_run() -> float:
+    """Seconds that the launcher's children have used."""
+    launcher = os.getppid()
+    pids = map(int, pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
+    return sum(time.clock_gettime(_cpu_clock(pid)) for pid in pids)
+
+
+def _cpu_clock(pid: int) -> int:
+    """The clock of a process's CPU time, as clock_getcpuclockid(3) gives it; Python has that for threads alone."""
+    return (~pid << 3) | 2
 
 
 class Work:
@@ -187,8 +243,9 @@ def iterations(suite: Suite, leader: Leader, policy: str) -> None:
     """A loop that pulls and pushes rows of a table and ticks: all of it, and each call of it."""
     for part in ITERATION:
         (ours,) = in_turns(leader.together(work="iteration", part=part), length=suite.length)
-        of = "" if part == ITERATION[0] else f", the {part}"
-        suite.latency(f"{ITERATION[0]} of {KEYS} keys, {policy}, {leader.workers} workers {WHERE}{of}", "us", ours)
+        of, bar = ("", ITERATION_BARS.get(policy)) if part == ITERATION[0] else (f", the {part}", None)
+        name = f"{ITERATION[0]} of {KEYS} keys, {policy}, {leader.workers} workers {WHERE}{of}"
+        suite.latency(name, "us", ours, value_bar=bar)
 
 
 def push_pulls(suite: Suite, leader: Leader, own: Empty, policy: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
-from windlass.bench import in_run
+from windlass.bench import _native, in_run
 from windlass.bench._crew import push_pull_crew, push_pulls_together
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import in_turns, timed
@@ -85,11 +85,11 @@ def one_way(suite: Suite, cluster: wl.Cluster, own: Empty, size_bytes: int) -> N
     w.push(grad).wait()  # weights that nobody has touched are one page of zeros
     source, to = filled(own, n), filled(own, n)
     for name, call, limit, against in (
-        ("pull", lambda: w.pull(out=out), lambda calls: _core.limit_copy(source, to, threads, calls), "memcpy"),
+        ("pull", lambda: w.pull(out=out), lambda calls: _native.limit_copy(source, to, threads, calls), "memcpy"),
         (
             "push SGD",
             lambda: w.push(grad).wait(),
-            lambda calls: _core.limit_update_sgd(source, to, threads, calls),
+            lambda calls: _native.limit_update_sgd(source, to, threads, calls),
             "update in place",
         ),
     ):

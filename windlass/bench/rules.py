@@ -11,6 +11,7 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
+from windlass.bench import _native
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import in_turns, loop_over, timed, timed_over
 from windlass.bench._work import MB, filled, threads_of
@@ -61,7 +62,9 @@ def dense(suite: Suite) -> None:
             flat, given = filled(cluster.empty, n), grad.reshape(-1)
             per_row = isinstance(rule, wl.RowAdagrad)
             state = [filled(cluster.empty, n // DIM if per_row else n) for _ in rule._state]
-            kernel = functools.partial(_core.limit_rule, rule._kind, rule._numbers(), flat, state, given, DIM, threads)
+            kernel = functools.partial(
+                _native.limit_rule, rule._kind.value, rule._numbers(), flat, state, given, DIM, threads
+            )
             ours, limit = in_turns(timed(lambda: w.push(grad).wait()), kernel, length=suite.length)  # noqa: B023
         name = f"push {label} {megabytes} MB, {threads_of(threads)}"
         suite.rate(name, n * 4 / 1e9, "GB/s", ours, limit, bar=0.8, against="bare kernel")
@@ -86,7 +89,7 @@ def per_row(suite: Suite) -> None:
             flat = filled(cluster.empty, (rows, DIM))
             state = filled(cluster.empty, (rows, max(vectors, 1) * DIM))
             heads = np.zeros((rows, 12 if row_adagrad else 8), np.uint8)
-            kernel = functools.partial(_core.limit_rule_rows, rule._kind, rule._numbers(), flat, state, heads)
+            kernel = functools.partial(_native.limit_rule_rows, rule._kind.value, rule._numbers(), flat, state, heads)
             ours, limit = in_turns(
                 timed_over(itertools.cycle([keys[some] for some in numbers]), _push(table, grads)),
                 loop_over(itertools.cycle(numbers), lambda some: kernel(some, grads, 1)),  # noqa: B023 (called here)
@@ -94,6 +97,30 @@ def per_row(suite: Suite) -> None:
             )
         name = f"push {label} {batch:,} x {DIM}, 1 thread"
         suite.rate(name, batch / 1e6, "M rows/s", ours, limit, bar=0.5, against="bare kernel")
+
+
+def checked(suite: Suite) -> None:
+    """What reject_nonfinite costs: the same push with it and without, of a tensor and of rows; one thread each."""
+    megabytes, batch = (1, 2_000) if suite.short else (64, 100_000)
+    shape = (megabytes * MB // 4 // DIM, DIM)
+    keys = np.random.default_rng(2).permutation(20 * batch)[:batch].astype(np.uint64)
+    for label in ("SGD", "Adam", "RowAdagrad"):
+        with wl.connect(threads=1) as cluster:
+            grad, grads = (filled(cluster.empty, size) for size in (shape, (batch, DIM)))
+            tensors = [cluster.tensor(f"w{on}", shape, rule=RULES[label], reject_nonfinite=on) for on in (True, False)]
+            tables = [cluster.table(f"t{on}", DIM, rule=RULES[label], reject_nonfinite=on) for on in (True, False)]
+            ours, plain = in_turns(
+                *(timed(lambda w=w: w.push(grad).wait()) for w in tensors),  # type: ignore[misc]  # noqa: B023
+                length=suite.length,
+            )
+            of_rows, plain_rows = in_turns(
+                *(timed(lambda t=t: t.push(keys, grads).wait()) for t in tables),  # type: ignore[misc]  # noqa: B023
+                length=suite.length,
+            )
+        name = f"push {label} {megabytes} MB, reject_nonfinite, {threads_of(1)}"
+        suite.rate(name, shape[0] * DIM * 4 / 1e9, "GB/s", ours, plain, against="without it")
+        name = f"push {label} {batch:,} x {DIM}, reject_nonfinite, 1 thread"
+        suite.rate(name, batch / 1e6, "M rows/s", of_rows, plain_rows, against="without it")
 
 
 def _push(table: wl.Table, grads: Any) -> Callable[[Any], object]:
@@ -178,4 +205,4 @@ def top_k(suite: Suite) -> None:
 
 
 #: What the suite measures, in order.
-PARTS: list[Callable[[Suite], None]] = [dense, per_row, in_python, top_k]
+PARTS: list[Callable[[Suite], None]] = [dense, per_row, checked, in_python, top_k]

@@ -18,6 +18,7 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
+from windlass.bench import _native
 from windlass.bench._crew import Crew, push_pull_crew, push_pulls_together, python
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import Side, Times, in_turns, scatter
@@ -226,7 +227,7 @@ def gates(suite: Suite, pulls: int) -> None:
     """A gate by itself, inside this process: what it adds to a pull. A call replays many pulls."""
     for sync, _ in POLICIES:
         for workers in GATES:
-            times = _core.time_gate(sync._spec(), workers, pulls, 1 + GATE_REPLAYS)
+            times = _native.time_gate(sync._spec(), workers, pulls, 1 + GATE_REPLAYS)
             for more, seconds in zip(("", ", asked again"), times, strict=True):
                 once = Times(tuple((each,) for each in seconds[1:]))
                 name_of_gate = f"gate, {name(sync)}, {workers} workers{more}"
@@ -245,7 +246,7 @@ def in_step(suite: Suite) -> None:
         w, g0, g1, out0, out1 = (filled(own, n) for _ in range(5))
         ours, limit = in_turns(
             push_pulls_together(crew),
-            lambda calls: _core.limit_fused_sgd_of_two(w, g0, g1, out0, out1, True, threads, calls),
+            lambda calls: _native.limit_fused_sgd_of_two(w, g0, g1, out0, out1, True, threads, calls),
             length=suite.length,
         )
     suite.rate(

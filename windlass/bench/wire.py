@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 import windlass as wl
-from windlass import _core
+from windlass.bench import _native
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import Side, in_turns, timed, timed_over
 from windlass.bench._work import BATCH, BATCHES, MB, fill, filled, keys_of, size_of
@@ -58,7 +58,7 @@ class Bare:
         self.kind = kind
         self._socket, theirs = _connected(kind)
         with theirs:
-            code = f"from windlass import _core; _core.limit_wire_serve({theirs.fileno()})"
+            code = f"from windlass.bench import _native; _native.limit_wire_serve({theirs.fileno()})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -69,18 +69,18 @@ class Bare:
     def push(self, g: Any) -> Side:
         """Pushes of a flat float32 array."""
         return _with_its_best_piece(
-            lambda piece: lambda calls: _core.limit_wire_push(self._socket.fileno(), g, piece, calls)
+            lambda piece: lambda calls: _native.limit_wire_push(self._socket.fileno(), g, piece, calls)
         )
 
     def pull(self, out: Any, request_bytes: int = REQUEST_BYTES) -> Side:
         """Pulls into a flat float32 array."""
         return _with_its_best_piece(
-            lambda piece: lambda calls: _core.limit_wire_pull(self._socket.fileno(), request_bytes, out, piece, calls)
+            lambda piece: lambda calls: _native.limit_wire_pull(self._socket.fileno(), request_bytes, out, piece, calls)
         )
 
     def round_trips(self, *, spinning: bool = False, pause: float = 0.0) -> Side:
         """Round trips of 64 bytes each way, each after a pause."""
-        return lambda calls: _core.limit_wire_round_trips(self._socket.fileno(), 64, calls, spinning, pause)
+        return lambda calls: _native.limit_wire_round_trips(self._socket.fileno(), 64, calls, spinning, pause)
 
     def round_trips_from_python(self, pause: float) -> Side:
         """The same, blocking, with this end in Python."""
@@ -91,7 +91,7 @@ class Bare:
             self._socket.recv(64)
 
         def turn(calls: int) -> list[float]:
-            _core.limit_wire_expect_round_trips(self._socket.fileno(), 64, calls)
+            _native.limit_wire_expect_round_trips(self._socket.fileno(), 64, calls)
             return timed(round_trip, pause)(calls)
 
         return turn

@@ -13,10 +13,18 @@ from windlass.control.state import State
 
 
 def status_of(
-    state: State, heard_seconds: dict[int, float], settings: dict[str, object], started_at: float
+    state: State,
+    heard_seconds: dict[int, float],
+    settings: dict[str, object],
+    started_at: float,
+    away_seconds: dict[int, float] | None = None,
 ) -> dict[str, Any]:
-    """What ``/api/v1/status`` answers. heard_seconds: since each member was last heard of."""
+    """What ``/api/v1/status`` answers.
+
+    heard_seconds: since each member was last heard of. away_seconds: since those that have no connection had one.
+    """
     terms = state.terms
+    away = away_seconds or {}
     shards: dict[int, int] = {}
     for object_ in state.objects.values():
         for server in object_.owners:
@@ -28,10 +36,10 @@ def status_of(
         one: dict[str, Any] = {
             "role": join.role,
             "index": member.index,
-            "incarnation": f"{number:016x}",
             "host": join.host,
             "pid": join.pid,
             "heard_seconds": round(heard_seconds.get(number, 0.0), 3),
+            "away_seconds": round(away[number], 3) if number in away else None,
         }
         if join.role == "server":
             one |= {
@@ -39,6 +47,7 @@ def status_of(
                 "shards": shards.get(member.index, 0),
                 "placed_bytes": state.load_bytes.get(member.index, 0),
                 "memory_bytes": report.memory_bytes,
+                "memory_bytes_max": report.memory_bytes_max,
                 "sessions": report.sessions,
                 "requests": report.requests,
                 "bytes_in": report.bytes_in,
@@ -89,7 +98,7 @@ def status_of(
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
             "heartbeat": terms.beat_seconds,
-            "connection_grace": GRACE_SECONDS,
+            "ended_process": GRACE_SECONDS,
             "start_timeout": terms.start_timeout,
             "missing_every": terms.missing_seconds,
         },

@@ -4,12 +4,14 @@
     member -> scheduler   answer      32 random bytes, proof over both
     scheduler -> member   confirm     proof over both, in other words; or nothing at all, which is a refusal
 
-The words differ from those of the data plane (windlass/_handshake.py), so no proof serves twice. Over HTTP a Bearer
+The words differ from those of the data plane (windlass/_net/handshake.py), so no proof serves twice. Over HTTP a Bearer
 value that is made from the token does the same for tools that read the status.
 """
 
 import hmac
 import secrets
+
+from windlass._net.token import key_of
 
 NONCE_BYTES, PROOF_BYTES = 32, 32
 REFUSAL = b""  # instead of a confirmation; it proves nothing
@@ -46,7 +48,7 @@ def check_confirm(token: bytes, challenge: bytes, answer: bytes, confirm: bytes)
 
 def bearer(token: bytes) -> str:
     """What ``Authorization: Bearer`` says."""
-    return hmac.digest(token, _API, "sha256").hex()
+    return hmac.digest(key_of(token), _API, "sha256").hex()
 
 
 def check_bearer(token: bytes, header: str) -> bool:
@@ -55,4 +57,4 @@ def check_bearer(token: bytes, header: str) -> bool:
 
 
 def _proof(token: bytes, words: bytes, *messages: bytes) -> bytes:
-    return hmac.digest(token, words + b"".join(messages), "sha256")
+    return hmac.digest(key_of(token), words + b"".join(messages), "sha256")

@@ -1,13 +1,14 @@
 """Who is alive. Pure: the time is told.
 
-A member beats over a connection of its own. It is dead when that connection is broken and not made again within a
-quarter of a second, or when it has been silent for failure_timeout. If it was we who slept, everybody gets the time to
-be heard again.
+A member beats over a connection of its own, and is dead when it has been silent for failure_timeout. If the connection
+breaks, it has the same time to make another: a reset says nothing of the process behind it, which may only stand still
+for a moment. Where the process is known to be gone (windlass/control/evidence.py), it is dead after a quarter of a
+second, in which its last words can be read. If it was we who slept, everybody gets the time to be heard again.
 """
 
 import dataclasses
 
-GRACE_SECONDS = 0.25  # in which a broken heartbeat can be made again
+GRACE_SECONDS = 0.25  # for the last words of a process that is gone
 
 
 @dataclasses.dataclass
@@ -15,6 +16,7 @@ class _Pulse:
     heard: float
     connections: int = 0
     broken: float | None = None  # since when, if it is
+    gone: tuple[float, str] | None = None  # since when the process is known to be gone, and how
 
 
 class Liveness:
@@ -44,7 +46,7 @@ class Liveness:
         if pulse is None:
             return False
         pulse.connections += 1
-        pulse.heard, pulse.broken = now, None
+        pulse.heard, pulse.broken, pulse.gone = now, None, None
         return True
 
     def heard(self, member: int, now: float) -> None:
@@ -58,7 +60,12 @@ class Liveness:
         if pulse is not None and pulse.connections > 0:
             pulse.connections -= 1
             if pulse.connections == 0:
-                pulse.broken = now
+                pulse.heard = pulse.broken = now
+
+    def gone(self, member: int, how: str, now: float) -> None:
+        """Its process is known to be gone."""
+        if (pulse := self._pulses.get(member)) is not None and pulse.gone is None:
+            pulse.gone = (now, how)
 
     def look(self, now: float) -> list[tuple[int, str]]:
         """Who is dead, and why."""
@@ -68,14 +75,20 @@ class Liveness:
             for pulse in self._pulses.values():
                 pulse.heard = now
                 pulse.broken = None if pulse.broken is None else now
+                pulse.gone = None if pulse.gone is None else (now, pulse.gone[1])
         dead = []
         for member, pulse in self._pulses.items():
-            if now - pulse.heard > self._timeout:
-                dead.append((member, f"no heartbeat for {self._timeout:g} s"))
-            elif pulse.broken is not None and now - pulse.broken > GRACE_SECONDS:
-                dead.append((member, f"its connection broke and was not made again within {GRACE_SECONDS:g} s"))
+            if pulse.gone is not None and now - pulse.gone[0] > GRACE_SECONDS:
+                dead.append((member, pulse.gone[1]))
+            elif now - pulse.heard > self._timeout:
+                silent = "its connection broke and was not made again within" if pulse.broken else "no heartbeat for"
+                dead.append((member, f"{silent} {self._timeout:g} s"))
         return dead
 
     def ages(self, now: float) -> dict[int, float]:
         """Seconds since each member was last heard of."""
         return {member: now - pulse.heard for member, pulse in self._pulses.items()}
+
+    def away(self, now: float) -> dict[int, float]:
+        """Seconds since the connection broke of each member that has none."""
+        return {member: now - pulse.broken for member, pulse in self._pulses.items() if pulse.broken is not None}

@@ -2,11 +2,16 @@
 
 When the scheduler is away, pushes and pulls go on, which do not pass through it; the member says so once, and comes
 back under its incarnation as soon as it can. Questions wait for that, within their timeout.
+
+A member that leaves says so and goes on listening and beating until the scheduler closes the connection: whoever hangs
+up first resets the connection when the next message comes, and then the scheduler may never read what was said before.
 """
 
 import contextlib
 import logging
+import math
 import os
+import pathlib
 import secrets
 import socket
 import ssl
@@ -17,16 +22,17 @@ from collections.abc import Callable
 from typing import Any
 
 from windlass import _core, _errors
-from windlass._address import Address, why
 from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
+from windlass._net.address import Address, why
 from windlass._release import owns_native
 from windlass.control import messages as m
 from windlass.control.auth import REFUSAL, check_confirm, make_answer
-from windlass.control.websocket import WebSocket, frame
+from windlass.control.websocket import ClosedByScheduler, WebSocket, frame
 
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = (0.02, 0.5)  # between attempts: the first, and the most it grows to
 _CLOSE_SECONDS = 2.0
+_FAREWELL_SECONDS = 10.0  # for the scheduler to take note of it
 _REPORT_SECONDS = 1.0
 _log = logging.getLogger("windlass")
 
@@ -51,7 +57,7 @@ def connect(address: Address, path: str, token: bytes, deadline: float, tls: ssl
             raise AccessDenied(f"the scheduler at {address} does not know the token")
         return ws
     except BaseException as error:
-        ws.close(politely=False)
+        ws.close()
         ws.end()
         raise _in_our_words(error, f"connect to the scheduler at {address}") from error
 
@@ -91,10 +97,11 @@ class Member:
         self._answers: dict[int, m.Answer | None] = {}
         self._next = 1
         self._ended: WindlassError | None = None
-        self._closed = threading.Event()
+        self._farewell: m.Leave | None = None
+        self._leaving = threading.Event()  # since there is a farewell to be said, or the scheduler ends the cluster
+        self._closed = threading.Event()  # since everything is over
         self._process = os.getpid()
         self._beat: _core.Heartbeat | None = None
-        self._leaving = False
         self.beating = threading.Event()  # since the first heartbeat
         self._reported: m.Message | None = None
         self._threads: list[threading.Thread] = []
@@ -120,14 +127,14 @@ class Member:
             except (ServerLost, Timeout):
                 if time.monotonic() + pause >= deadline:
                     raise
-                if self._closed.wait(pause):
+                if self._leaving.wait(pause):
                     raise Closed("the membership was closed") from None
                 pause = min(2 * pause, _PAUSE_SECONDS[1])
         tasks = [("windlass-control", self._listen), ("windlass-beat", self._see_to_heartbeat)]
         for name, target in tasks if self._beats else tasks[:1]:
             thread = threading.Thread(target=target, name=name, daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
         return self.welcome
 
     def _greet(self, deadline: float) -> WebSocket:
@@ -144,7 +151,7 @@ class Member:
                 case _:
                     raise ProtocolError(f"the scheduler at {self.address}: expected a welcome, saw {first!r}")
         except BaseException as error:
-            ws.close(politely=False)
+            ws.close()
             ws.end()
             if isinstance(error, m.Malformed):
                 raise ProtocolError(f"the scheduler at {self.address}: {error}") from error
@@ -154,6 +161,8 @@ class Member:
         with self._lock:
             self._ws = ws
             self._lock.notify_all()
+        if self._farewell is not None:
+            self.tell(self._farewell)
 
     def _listen(self) -> None:
         while not self._closed.is_set():
@@ -164,30 +173,41 @@ class Member:
                 self._take(m.read_scheduler(self._ws.receive()))
             except (OSError, m.Malformed) as error:
                 self._drop()
-                if self._leaving:
-                    return
-                if not self._closed.is_set():
+                if not self._leaving.is_set():
                     why_away = str(error) or type(error).__name__
                     _log.warning("the scheduler at %s is away (%s); pushes and pulls go on", self.address, why_away)
+                elif self._farewell is None or isinstance(error, ClosedByScheduler):
+                    break
         self._drop()
+        self._stop_beating()
+
+    def _stop_beating(self) -> None:
+        self._closed.set()
+        if self._beat is not None:
+            self._beat.stop()
 
     def _drop(self) -> None:
         with self._lock:
             ws, self._ws = self._ws, None
         if ws is not None:
-            ws.close(politely=False)
+            ws.close()
             ws.end()
 
     def _come_back(self) -> None:
+        """For a farewell one attempt is enough: a scheduler that is not there or knows us no more waits for nobody."""
         pause = _PAUSE_SECONDS[0]
-        while not self._closed.wait(pause):
+        while not self._closed.is_set():
+            self._leaving.wait(pause)
             try:
                 ws = self._greet(time.monotonic() + _ATTEMPT_SECONDS)
-            except (ServerLost, Timeout):
-                pause = min(2 * pause, _PAUSE_SECONDS[1])
-                continue
-            except WindlassError as error:  # somebody else's scheduler, or we were given up
-                _log.error("%s", error)
+            except WindlassError as error:
+                if self._leaving.is_set():
+                    self._closed.set()
+                    return
+                if isinstance(error, (ServerLost, Timeout)):
+                    pause = min(2 * pause, _PAUSE_SECONDS[1])
+                    continue
+                _log.error("%s", error)  # somebody else's scheduler, or we were given up
                 self._end(error)
                 self._heard(m.Refused(type(error).__name__, str(error)))
                 return
@@ -196,6 +216,8 @@ class Member:
             return
 
     def _take(self, message: m.Message) -> None:
+        if self._farewell is not None:
+            return  # nobody here needs to know any more
         match message:
             case m.Answer(number):
                 with self._lock:
@@ -203,7 +225,7 @@ class Member:
                         self._answers[number] = message
                         self._lock.notify_all()
             case m.Shutdown():
-                self._leaving = True
+                self._leaving.set()
                 self._heard(message)
             case m.Refused(error, text):
                 self._end(error_of(error, f"the scheduler at {self.address}: {text}"))
@@ -215,9 +237,7 @@ class Member:
         with self._lock:
             self._ended = error
             self._lock.notify_all()
-        self._closed.set()
-        if self._beat is not None:
-            self._beat.stop()
+        self._stop_beating()
 
     def tell(self, message: m.Message) -> bool:
         """Says something that needs no answer; False when the scheduler is away."""
@@ -242,7 +262,7 @@ class Member:
                 while (answer := self._answers[number]) is None:
                     if self._ended is not None:
                         raise self._ended
-                    if self._closed.is_set():
+                    if self._farewell is not None or (self._leaving.is_set() and self._ws is None):
                         raise Closed(f"{what}: the cluster has been closed")
                     if self._ws is not None and self._ws is not asked:
                         asked = self._ws
@@ -261,7 +281,7 @@ class Member:
         return answer
 
     def _see_to_heartbeat(self) -> None:
-        """A connection that is broken is made again at once: the scheduler waits for a quarter of a second."""
+        """A connection that is broken is made again at once: the scheduler waits for failure_timeout."""
         pause = _PAUSE_SECONDS[0]
         while not self._closed.is_set():
             begun = time.monotonic()
@@ -291,7 +311,7 @@ class Member:
             while not self._closed.wait(self.welcome.beat_seconds):
                 ws.send(b"\0")
                 self._tell_report()
-        ws.close(politely=False)
+        ws.close()
         ws.end()
 
     def _tell_report(self) -> None:
@@ -299,29 +319,38 @@ class Member:
             self._reported = report
             self.tell(report)
 
-    def close(self, *, failed: bool = False, why_: str = "") -> None:
-        """Leaves. Idempotent; in the child of a fork it does nothing."""
-        if self._process != os.getpid() or (self._closed.is_set() and self._ws is None):
+    def close(self, *, failed: bool = False, why_: str = "", timeout: float = math.inf) -> None:
+        """Leaves, and waits until the scheduler knows. Idempotent; in the child of a fork it does nothing."""
+        if self._process != os.getpid():
             return
-        self._leaving = True
-        self._tell_report()  # the last one, which may be younger than a second
-        self.tell(m.Leave(failed, why_))
-        self._closed.set()
-        with self._lock:
-            self._lock.notify_all()
-            ws = self._ws
-        if ws is not None:
+        if self._farewell is None and not self._closed.is_set():
+            self._tell_report()  # the last one, which may be younger than a second
+            with self._lock:
+                self._farewell = m.Leave(failed, why_)
+                self._lock.notify_all()
+            self._leaving.set()
+            self.tell(self._farewell)
+        if not self._threads or threading.current_thread() in self._threads:
+            return  # the one that listens, or is about to, sees to the rest
+        self._threads[0].join(min(timeout, _FAREWELL_SECONDS))
+        self._stop_beating()
+        if (ws := self._ws) is not None:
             ws.close()
-        if self._beat is not None:
-            self._beat.stop()
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._beat = None
 
 
 _members: "weakref.WeakSet[Member]" = weakref.WeakSet()
+
+
+def close_all(failed: bool, timeout: float) -> bool:
+    """At the end of a process: those whose owner is gone leave, too. Whether there was any."""
+    living = [member for member in list(_members) if any(thread.is_alive() for thread in member._threads)]
+    for member in living:
+        member.close(failed=failed, timeout=timeout)
+    return bool(living)
 
 
 def _forget() -> None:
@@ -342,4 +371,13 @@ def new_incarnation() -> int:
 
 def here() -> dict[str, Any]:
     """What every join says of its process."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "home": home()}
+
+
+def home() -> str:
+    """This boot of this host, and the namespace that numbers of processes are from; "": that cannot be found out."""
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

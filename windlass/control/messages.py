@@ -1,8 +1,8 @@
 """What members and the scheduler say to each other: msgpack in the binary messages of a WebSocket.
 
-    member -> scheduler   Join, Leave, Report, and questions with a number: Open, Forget, List, Move, Lease, ...
-    scheduler -> member   Welcome or Refused, View, Waiting, Gone, MoveShard, CancelMove, ShardMoved, Quota, Recall,
-                          Shutdown, and Answers
+    member -> scheduler   Join, Leave, Report, and questions with a number: Open, List, Lease, Arrive, ...
+    scheduler -> member   Welcome or Refused, View, Waiting, Gone, Objects, Forgotten, MoveShard, CancelMove,
+                          ShardMoved, Quota, Recall, Shutdown, and Answers
 
 Every message is checked as it is decoded: unknown fields, wrong types and numbers out of range are Malformed.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from windlass._values import VALUE_NAME_CHARS_MAX, VALUES_MAX
+from windlass._client.reports import VALUE_NAME_CHARS_MAX, VALUES_MAX
 
 VERSION = 1
 MESSAGE_BYTES_MAX = 64 << 20  # a map of 100,000 shards is 2 MB
@@ -60,6 +60,7 @@ class Join(Message, frozen=True):
     pid: U32 = 0
     version: U32 = VERSION
     on_worker_loss: OnWorkerLoss = "continue"  #: of workers; the same for all of an app
+    home: Text = ""  #: where `pid` means this process: the same for all whom the scheduler's kernel can tell it of
 
 
 class Ready(Message, frozen=True):
@@ -96,6 +97,7 @@ class Report(Message, frozen=True):
     quotas_used: Annotated[dict[Name, U64], Meta(max_length=APPS_MAX)] = {}  #: by tables of apps that have one
     sync: Annotated[dict[Name, SyncReport], Meta(max_length=APPS_MAX)] = {}  #: by app
     values: Annotated[dict[ValueName, Finite | None], Meta(max_length=VALUES_MAX)] = {}  #: of workers: cluster.report()
+    memory_bytes_max: U64 = 0  #: of servers
 
 
 class Question(Message, frozen=True):
@@ -169,6 +171,13 @@ class Lease(Question, frozen=True):
     whole: bool = False  #: `done` is all that it still knows
 
 
+class Arrive(Question, frozen=True):
+    """A worker stands at a barrier; answered when all do. May be asked again."""
+
+    barrier: Annotated[int, Meta(ge=1, lt=2**48)]
+    waits: bool = True  #: False: answered at once, with Timeout and who is missing where not all have arrived
+
+
 # -- what the scheduler says -----------------------------------------------------------------------------------------
 
 
@@ -189,6 +198,7 @@ class Welcome(Message, frozen=True):
     index: U32  #: the number of a server, the rank of a worker
     failure_timeout: float
     beat_seconds: float
+    barrier: U64 = 1  #: the number of the next barrier of a worker that joins
 
 
 class Refused(Message, frozen=True):
@@ -279,6 +289,18 @@ class Placed(Message, frozen=True):
     runs: list[Run]
 
 
+class Objects(Message, frozen=True):
+    """To a server: objects that exist, and where their shards are by now. It makes none that it was not told of."""
+
+    placed: list[Placed]
+
+
+class Forgotten(Message, frozen=True):
+    """To a server: an object that could not be made everywhere, and is no more."""
+
+    object: U32
+
+
 class Leased(Message, frozen=True):
     """What a worker holds from now on; what it is not told of any more was taken back, or done by another."""
 
@@ -306,15 +328,28 @@ class Answer(Message, frozen=True):
     leased: Leased | None = None
 
 
-FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop | Lease
+FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop | Lease | Arrive
 FromScheduler = (
-    Welcome | Refused | Waiting | View | Gone | MoveShard | CancelMove | ShardMoved | Quota | Recall | Shutdown | Answer
+    Welcome
+    | Refused
+    | Waiting
+    | View
+    | Gone
+    | Objects
+    | Forgotten
+    | MoveShard
+    | CancelMove
+    | ShardMoved
+    | Quota
+    | Recall
+    | Shutdown
+    | Answer
 )
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
     "server": (Ready, Leave, Report, Moved),
-    "worker": (Leave, Report, Open, Forget, List, Lease),
+    "worker": (Leave, Report, Open, Forget, List, Lease, Arrive),
     "reader": (Leave, Report, Open, List),
     "operator": (Leave, List, Move, Stop),
 }

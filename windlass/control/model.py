@@ -3,6 +3,7 @@
 import dataclasses
 
 from windlass.control import messages as m
+from windlass.control.barrier import Barrier
 from windlass.control.placement import runs_of
 
 FIRST_TERM = 1
@@ -60,16 +61,19 @@ class App:
 
     name: str
     world_size: int
+    barrier: Barrier  #: that its workers stand at, or will
     workers: dict[int, int] = dataclasses.field(default_factory=dict)  #: incarnations by rank
     readers: dict[int, None] = dataclasses.field(default_factory=dict)  #: incarnations
     view: int = 0
     size_in_view: int = 0  #: world_size when that view was made; who gathers for a new start may have another
     started: bool = False
     first_view: int = 0  #: the number of the view with which it started, the last time it did
+    gathered: bool = False  #: workers have come for a start, and a timer runs until which all are to have come
     on_worker_loss: m.OnWorkerLoss = "continue"
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
     left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank
+    at_barrier: dict[int, m.Arrive] = dataclasses.field(default_factory=dict)  #: to be answered, by incarnation
 
     @property
     def busy(self) -> bool:
@@ -122,6 +126,7 @@ class Moving:
     asker: int  #: 0: the scheduler itself
     question: int
     gone: str = ""  #: why the target is, if it is: whether the shard has left for it is the source's to say
+    ordered: bool = False  #: its source knows of it; others wait until there is room at the target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +139,11 @@ class Spec:
     shard_bytes: list[int]
     like: str = ""  #: the name, within its app, of the tensor that it lies like; "": of none
     form: str = ""  #: of a tensor: dtype and shape
+
+    @property
+    def app(self) -> str:
+        """Whose it is."""
+        return self.name.partition("/")[0]
 
     @property
     def group(self) -> str:

@@ -19,14 +19,16 @@ from collections.abc import Callable
 from aiohttp import WSMsgType, web
 
 from windlass import _core
-from windlass._address import Address, bound_to
-from windlass._address import listen as listen_on
-from windlass._serve import told_by_end_of, told_by_signal
+from windlass._net.address import Address, bound_to
+from windlass._net.address import listen as listen_on
+from windlass._net.serve import told_by_end_of, told_by_signal
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
 from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
+from windlass.control.browsers import refuse_other_sites
 from windlass.control.door import STRANGER_SECONDS, Door
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.evidence import Evidence
 from windlass.control.liveness import Liveness
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
@@ -45,8 +47,9 @@ def read_spec(data: bytes) -> Spec:
 class _Line:
     """What goes out to one member; a task of its own sends it."""
 
-    def __init__(self, ws: web.WebSocketResponse) -> None:
+    def __init__(self, ws: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         self.ws = ws
+        self._transport = transport
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_MESSAGES_MAX)
         self.task = asyncio.get_running_loop().create_task(self._send())
 
@@ -58,10 +61,18 @@ class _Line:
             return False
 
     async def _send(self) -> None:
-        with contextlib.suppress(ConnectionError, RuntimeError):
+        try:
             while (data := await self.queue.get()) is not None:
                 await self.ws.send_bytes(data)
+        except (ConnectionError, RuntimeError):
+            return  # whoever reads from it notices, after all that was said before
         await self.ws.close()
+
+    def abort(self) -> None:
+        """Ends it at once, with all that was to be sent."""
+        self.task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class Scheduler:
@@ -78,6 +89,7 @@ class Scheduler:
         self._lines: dict[int, _Line] = {}  # by connection
         self._line_of: dict[int, _Line] = {}  # by member
         self._alive = Liveness(terms.failure_timeout)
+        self._evidence = Evidence(lambda member, how: self._alive.gone(member, how, self._now()))
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_connection = 1
         self._door: Door | None = None
@@ -97,8 +109,9 @@ class Scheduler:
                     if (old := self._line_of.get(member)) is not None and old is not line:
                         old.put(None)
                     self._line_of[member] = line
-                    if self.state.members[member].join.role != "operator":
+                    if (join := self.state.members[member].join).role != "operator":
                         self._alive.add(member, self._now())
+                        self._evidence.watch(member, join)
                 case Refuse(connection, message):
                     if (refused := self._lines.get(connection)) is not None:
                         refused.put(m.encode(message))
@@ -107,8 +120,9 @@ class Scheduler:
                     self._tell(member, message)
                 case Cut(member):
                     self._alive.remove(member)
+                    self._evidence.forget(member)
                     if (gone := self._line_of.pop(member, None)) is not None and not gone.put(None):
-                        gone.task.cancel()
+                        gone.abort()
                 case Timer(name, seconds):
                     self._set_timer(name, seconds)
                 case Log(level, text):
@@ -124,7 +138,7 @@ class Scheduler:
         if self._encoded is None or self._encoded[0] is not message:
             self._encoded = (message, m.encode(message))
         if not line.put(self._encoded[1]):
-            line.task.cancel()  # it does not read: it may come back and catch up
+            line.abort()  # it does not read: it may come back and catch up
             self._line_of.pop(member, None)
 
     def _set_timer(self, name: str, seconds: float | None) -> None:
@@ -143,6 +157,7 @@ class Scheduler:
         """Declares dead who is."""
         while True:
             await asyncio.sleep(self._alive.period)
+            self._evidence.suspect(self._alive.away(self._now()))
             for member, why in self._alive.look(self._now()):
                 self.feed(Died(member, why))
 
@@ -150,7 +165,7 @@ class Scheduler:
 
     def application(self) -> web.Application:
         """The routes."""
-        app = web.Application()
+        app = web.Application(middlewares=[refuse_other_sites(any_name=self._needs_bearer)])
         app.router.add_get("/control", self._control)
         app.router.add_get("/heartbeat", self._heartbeat)
         app.router.add_get("/api/v1/status", self._status)
@@ -165,16 +180,18 @@ class Scheduler:
             await ws.prepare(request)
         except ConnectionError:  # it has left again
             return None
+        if self._door is not None and request.protocol is not None:
+            self._door.expect_proof(request.protocol)
         challenge = make_challenge()
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError, TypeError):
             await ws.send_bytes(challenge)
             answer = await ws.receive_bytes(timeout=STRANGER_SECONDS)
             if len(answer) == ANSWER_BYTES and check_answer(self._token, challenge, answer):
-                await ws.send_bytes(make_confirm(self._token, challenge, answer))
                 if self._door is not None and request.protocol is not None:
                     self._door.let_in(request.protocol)
+                await ws.send_bytes(make_confirm(self._token, challenge, answer))
                 return ws
-            _log.info("refused %s: it does not know the token", request.remote)
+            _log.info("refused %s: it does not know the token", request.remote, extra={"source": str(request.remote)})
             await ws.send_bytes(REFUSAL)
         await ws.close()
         return None
@@ -184,7 +201,7 @@ class Scheduler:
         if ws is None:
             return web.WebSocketResponse()
         connection, self._next_connection = self._next_connection, self._next_connection + 1
-        line = self._lines[connection] = _Line(ws)
+        line = self._lines[connection] = _Line(ws, request.transport)
         member: int | None = None
         try:
             join = m.read_member(await ws.receive_bytes(timeout=STRANGER_SECONDS))
@@ -200,7 +217,7 @@ class Scheduler:
                     raise m.Malformed(f"expected a binary message, saw {message.type!r}")
                 self.feed(Said(member, m.read_member(message.data)))
         except m.Malformed as error:
-            _log.warning("%s broke the rules: %s", request.remote, error)
+            _log.warning("%s broke the rules: %s", request.remote, error, extra={"source": str(request.remote)})
             line.put(m.encode(m.Refused("ProtocolError", str(error))))
             line.put(None)
             await asyncio.wait({line.task}, timeout=_GOODBYE_SECONDS)
@@ -243,7 +260,9 @@ class Scheduler:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         self._let_in(request)
-        return web.json_response(status_of(self.state, self._alive.ages(self._now()), self.settings, self.started_at))
+        now = self._now()
+        heard, away = self._alive.ages(now), self._alive.away(now)
+        return web.json_response(status_of(self.state, heard, self.settings, self.started_at, away))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._let_in(request)
@@ -262,8 +281,8 @@ class Scheduler:
         )
         await runner.setup()
         assert runner.server is not None
-        self._door = Door(runner.server)
-        server = await loop.create_server(self._door, sock=sock, ssl=tls, backlog=_BACKLOG)
+        self._door = Door(runner.server, tls)
+        server = await loop.create_server(self._door, sock=sock, backlog=_BACKLOG)
         watch = loop.create_task(self.watch())
         try:
             ready()
@@ -273,6 +292,7 @@ class Scheduler:
             return self.end
         finally:
             watch.cancel()
+            self._evidence.close()
             for timer in self._timers.values():
                 timer.cancel()
             server.close()

@@ -5,11 +5,11 @@ import threading
 import time
 
 from windlass import _core
-from windlass._address import Address
 from windlass._errors import Closed, WindlassError
-from windlass._move import send_shard
-from windlass._scheduled import client_tls
-from windlass._serve import Stop
+from windlass._net.address import Address
+from windlass._net.move import send_shard
+from windlass._net.serve import Stop
+from windlass._net.tls import client_tls
 from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.consistency import sync_reports
@@ -71,11 +71,21 @@ class ServerMember:
                 self._host.set_quota(app, size)
             case m.View():
                 self._set_view(message)
+            case m.Objects(placed):
+                for one in placed:
+                    self._host.know_object(_core.write_map(one.object, one.runs) + one.spec)
+            case m.Forgotten(number):
+                self._host.forget_object(number)
             case m.MoveShard(move) if move not in self._moving:
                 cancelled = self._moving[move] = threading.Event()
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._move, args=(message, cancelled), name="windlass-move", daemon=True
-                ).start()
+                )
+                try:
+                    thread.start()
+                except RuntimeError as error:  # no thread to be had: the shard stays
+                    del self._moving[move]
+                    self._member.tell(m.Moved(move, f"the shard stays: {error}"))
             case m.CancelMove():
                 self._cancel(message)
 
@@ -124,6 +134,7 @@ class ServerMember:
         requests, bytes_in, bytes_out = host.traffic
         return m.Report(
             memory_bytes=host.memory_bytes,
+            memory_bytes_max=self._settings.memory_bytes_max,
             sessions=host.sessions,
             requests=requests,
             bytes_in=bytes_in,

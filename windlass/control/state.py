@@ -12,9 +12,12 @@ An app that has started is as large as the largest world_size that a worker has 
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from windlass.control import messages as m
+from windlass.control.barrier import NAMED_MAX, Barrier, named
 from windlass.control.consistency import Total, totals
 from windlass.control.events import (
     Action,
@@ -36,9 +39,11 @@ from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec
 from windlass.control.placement import place
 
 OBJECTS_MAX = 1 << 16
+OBJECTS_AT_ONCE = 1 << 10  # in a message
 WORLD_MAX = 1 << 20
 LEDGERS_MAX = 1 << 10
-MISSING_NAMED_MAX = 16  # ranks that a message lists before it only counts
+APPS_KEPT_MAX = 1 << 10  # of those that are done and have nothing, for people to read what became of them
+MOVES_TO_ONE_MAX = 4  # at once; a server takes twice as many, since one that was given up may still hold a place
 
 
 class Wrong(Exception):
@@ -47,13 +52,6 @@ class Wrong(Exception):
     def __init__(self, error: str, why: str) -> None:
         super().__init__(why)
         self.error = error
-
-
-def named(ranks: Collection[int]) -> str:
-    """Workers, for people; of many, the first."""
-    first = sorted(ranks)[:MISSING_NAMED_MAX]
-    text = f"worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, first))}"
-    return f"{text} and {len(ranks) - len(first)} more" if len(ranks) > len(first) else text
 
 
 class State:
@@ -71,12 +69,15 @@ class State:
         self._lost_reports: list[m.Report] = []  # what they counted has happened
         self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
         self.apps: dict[str, App] = {}
+        self._done: dict[str, None] = {}  # apps that nobody uses any more, the oldest first
+        self._views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
         self.objects: dict[int, Object] = {}
         self.by_name: dict[str, int] = {}
         self.load_bytes: dict[int, int] = {}  # placed, by server
         self.moves: dict[int, Moving] = {}
         self.ledgers: dict[tuple[str, str], Ledger] = {}  # by app and name
         self.new_ledger: Callable[[m.LeaseTerms], Ledger] = Ledger
+        self.new_barrier: Callable[[], Barrier] = Barrier
         self.ever_started = False
         self.ended = False
         self._read_spec = read_spec
@@ -104,6 +105,7 @@ class State:
                 try:
                     self._join(connection, join)
                 except Wrong as wrong:
+                    self._free_if_unused(join.app)
                     self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong))))
                     self._log("warning", f"refused a {join.role} (process {join.pid} on {join.host}): {wrong}")
             case Said(number, message) if number in self.members:
@@ -173,29 +175,33 @@ class State:
     def _welcome(self, connection: int, member: Member) -> None:
         terms, number = self.terms, member.join.incarnation
         self._out.append(Admit(connection, number))
-        self._tell([number], m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds))
+        barrier = self.apps[member.join.app].barrier.number if member.join.role == "worker" else 1
+        self._tell([number], m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier))
 
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
         number = member.join.incarnation
         self._catch_up_views(member)
+        if member.join.role == "server":
+            self._tell_objects([number], list(self.objects.values()))
         self._tell_lost(member)
         for object_, shard in self._last_term:
             if (there := self.objects.get(object_)) is not None:
                 moved = m.ShardMoved(object_, shard, there.owners[shard], there.terms[shard])
                 self._tell([number], moved)
         for move, moving in self.moves.items():
-            if self.servers.get(moving.source) == number:
+            if self.servers.get(moving.source) == number and moving.ordered:
                 self._tell([number], self._order(move, moving))
 
     def _catch_up_views(self, member: Member) -> None:
         """A server serves all apps, also those that are done: it need not keep anything for them."""
         if member.join.role == "server":
-            apps = [app for app in self.apps.values() if app.view]
+            views = [self._view(app) for app in self.apps.values() if app.first_view]
         else:
             apps = [app for app in self.apps.values() if app.name == member.join.app and app.started]
-        for app in apps:
-            self._tell([member.join.incarnation], self._view(app))
+            views = [self._view_for_clients(app) for app in apps]
+        for view in views:
+            self._tell([member.join.incarnation], view)
 
     def _server_came(self, connection: int, join: m.Join) -> None:
         if not join.addresses:
@@ -218,6 +224,7 @@ class State:
         self._welcome(connection, member)
         for app, quota in self.terms.quotas.items():
             self._tell([join.incarnation], m.Quota(app, -(-quota // self.terms.servers)))
+        self._tell_objects([join.incarnation], list(self.objects.values()))
 
     def _server_ready(self, member: Member) -> None:
         if member.ready:
@@ -230,7 +237,7 @@ class State:
             for app in self.apps.values():
                 self._start_if_complete(app)
                 if app.readers:
-                    self._tell(app.readers, self._view(app))
+                    self._tell(app.readers, self._view_for_clients(app))
 
     def _servers_ready(self) -> bool:
         return self._ready + len(self.lost) == self.terms.servers
@@ -278,6 +285,7 @@ class State:
             self._next_view(app)
             self._tell_lost(member)
         else:
+            app.gathered = True
             if first:
                 self._out.append(Timer(f"start:{app.name}", self.terms.start_timeout))
             self._start_if_complete(app)
@@ -289,7 +297,7 @@ class State:
         self._welcome(connection, member)
         self._log("info", f"{member.name} has come")
         if self._servers_ready():
-            self._tell([join.incarnation], self._view(app))
+            self._tell([join.incarnation], self._view_for_clients(app))
             self._tell_lost(member)
 
     def _tell_lost(self, member: Member) -> None:
@@ -303,7 +311,35 @@ class State:
             )
         if not 1 <= join.world_size <= WORLD_MAX:
             raise Wrong("InvalidArgument", f"world_size must be between 1 and {WORLD_MAX}, not {join.world_size}")
-        return self.apps.setdefault(join.app, App(join.app, join.world_size))
+        self._done.pop(join.app, None)
+        if join.app not in self.apps:
+            self.apps[join.app] = App(join.app, join.world_size, self.new_barrier(), view=self._views_before)
+        return self.apps[join.app]
+
+    def _free_if_unused(self, name: str) -> None:
+        """Of an app that has never started nothing is kept; of those that are done the latest."""
+        if not self._unused(name):
+            return
+        if self.apps[name].first_view:
+            self._done[name] = None
+        else:
+            self._free(name)
+        while len(self._done) > APPS_KEPT_MAX:
+            oldest = next(iter(self._done))
+            del self._done[oldest]
+            if self._unused(oldest):
+                self._free(oldest)
+
+    def _unused(self, name: str) -> bool:
+        app = self.apps.get(name)
+        if app is None or app.busy or app.readers or (app.gathered and not self.ever_started):
+            return False
+        return not any(o.app == name for o in self.objects.values())
+
+    def _free(self, name: str) -> None:
+        self._views_before = max(self._views_before, self.apps.pop(name).view)
+        self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != name}
+        self._out.append(Timer(f"start:{name}", None))
 
     # -- views -------------------------------------------------------------------------------------------------------
 
@@ -311,6 +347,7 @@ class State:
         if app.started or len(app.workers) < app.world_size or not self._servers_ready():
             return
         app.started = self.ever_started = True
+        app.gathered = False
         self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != app.name}
         app.first_view = app.view + 1
         app.left.clear()
@@ -328,10 +365,12 @@ class State:
         for number in app.workers.values():
             member = self.members[number]
             member.since = member.since or app.view
-        view = self._view(app)
+        view = self._view_for_clients(app)
         self._tell(app.workers.values(), view)
         self._tell(app.readers, view)
-        self._tell(self.servers.values(), view)
+        self._tell(self.servers.values(), self._view(app))
+        app.barrier.follow(app.workers, app.waited)
+        self._answer_passed(app)
 
     def _view(self, app: App) -> m.View:
         ranks = sorted(app.workers) if app.started else []  # those who gather for a start are in no view yet
@@ -342,6 +381,11 @@ class State:
         size = app.size_in_view or app.world_size
         return m.View(app.name, app.view, size, workers, servers, app.first_view, waited)
 
+    def _view_for_clients(self, app: App) -> m.View:
+        """Without the workers' incarnations: who knows one could speak for its worker."""
+        view = self._view(app)
+        return msgspec.structs.replace(view, workers=[msgspec.structs.replace(p, incarnation=0) for p in view.workers])
+
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
         ready = {i for i, number in self.servers.items() if self.members[number].ready}
@@ -350,8 +394,8 @@ class State:
             if app.started or not app.workers:
                 continue
             ranks = (rank for rank in range(app.world_size) if rank not in app.workers)
-            names += [f"worker {rank} of app {app.name!r}" for rank in itertools.islice(ranks, MISSING_NAMED_MAX)]
-            if (more := app.world_size - len(app.workers) - MISSING_NAMED_MAX) > 0:
+            names += [f"worker {rank} of app {app.name!r}" for rank in itertools.islice(ranks, NAMED_MAX)]
+            if (more := app.world_size - len(app.workers) - NAMED_MAX) > 0:
                 names.append(f"{more} more workers of app {app.name!r}")
         if not self.members and not self.ever_started:
             names.append("any worker")
@@ -390,7 +434,10 @@ class State:
             self.dead[number] = why
             del self.members[number]
         app.workers.clear()
+        app.at_barrier.clear()
         app.ranks_up_to = 0
+        app.gathered = False
+        self._free_if_unused(name)
         if not self.ever_started:
             self._end(failed=True, why=why)
 
@@ -408,9 +455,11 @@ class State:
                 self._worker_gone(self.apps[member.join.app], member, lost)
             case "reader":
                 del self.apps[member.join.app].readers[number]
+        self._free_if_unused(member.join.app)
 
     def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
         del app.workers[member.index]
+        app.at_barrier.pop(member.join.incarnation, None)
         self._leases_of_the_gone(member)
         app.ranks_up_to = min(app.ranks_up_to, member.index)
         if not app.started:
@@ -438,9 +487,11 @@ class State:
         self.given_up[name] = why
         app.waited.clear()
         self._app_over(app)
+        self._free_if_unused(name)
 
     def _app_over(self, app: App) -> None:
         app.started = False
+        app.barrier = self.new_barrier()
         app.view += 1
         app.size_in_view = app.world_size
         self._tell(self.servers.values(), self._view(app))
@@ -500,7 +551,8 @@ class State:
             case m.Report():
                 member.report = message
             case m.Moved(move, error):
-                if move in self.moves and self.servers.get(self.moves[move].source) == number:
+                v = self.moves.get(move)
+                if v is not None and v.ordered and self.servers.get(v.source) == number:
                     self._move_over(move, error)
             case m.Question():
                 try:
@@ -511,9 +563,10 @@ class State:
     def _asked(self, asker: int, question: m.Question) -> None:
         match question:
             case m.Open(number, spec):
-                self._tell([asker], m.Answer(number, placed=[self._open(spec).placed()]))
+                placed = self._open(spec, self.members[asker].join.app).placed()
+                self._tell([asker], m.Answer(number, placed=[placed]))
             case m.Forget(number, spec, object_):
-                self._forget(spec, object_)
+                self._forget(spec, object_, self.members[asker].join.app)
                 self._tell([asker], m.Answer(number))
             case m.List(number):
                 self._tell([asker], m.Answer(number, placed=[o.placed() for o in self.objects.values()]))
@@ -521,6 +574,8 @@ class State:
                 self._move(asker, question)
             case m.Lease(number):
                 self._tell([asker], m.Answer(number, leased=self._lease(asker, question)))
+            case m.Arrive():
+                self._arrive(asker, question)
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
                 self._end(failed=False, why=why or "an operator asked for it")
@@ -560,9 +615,37 @@ class State:
                 ledger.left(member.join.incarnation)
                 self._recall(name, ledger)
 
+    # -- barriers ----------------------------------------------------------------------------------------------------
+
+    def _arrive(self, asker: int, question: m.Arrive) -> None:
+        app = self.apps[self.members[asker].join.app]
+        before = min(app.barrier.number, question.barrier)
+        app.barrier.arrive(asker, question.barrier)
+        app.at_barrier[asker] = question
+        if app.barrier.number > before:
+            self._answer_passed(app)
+        if question.waits or asker not in app.at_barrier:
+            return
+        del app.at_barrier[asker]
+        who = app.barrier.complaint() if app.started else f"it has not started; missing: {', '.join(self.missing())}"
+        why = f"barrier {question.barrier} of app {app.name!r}: {who}"
+        self._tell([asker], m.Answer(question.number, "Timeout", why))
+
+    def _answer_passed(self, app: App) -> None:
+        for asker, question in list(app.at_barrier.items()):
+            if question.barrier < app.barrier.number:
+                del app.at_barrier[asker]
+                self._tell([asker], m.Answer(question.number))
+
     # -- objects -----------------------------------------------------------------------------------------------------
 
-    def _open(self, spec_bytes: bytes) -> Object:
+    def _tell_objects(self, servers: Iterable[int], objects: list[Object]) -> None:
+        """In the order of their numbers: what a server has not been told of by then does not exist."""
+        told = list(servers)
+        for at in range(0, len(objects), OBJECTS_AT_ONCE):
+            self._tell(told, m.Objects([there.placed() for there in objects[at : at + OBJECTS_AT_ONCE]]))
+
+    def _open(self, spec_bytes: bytes, app: str) -> Object:
         try:
             spec = self._read_spec(spec_bytes)
         except Exception as error:
@@ -576,6 +659,8 @@ class State:
                     f"{own_name!r} exists with another spec\n  there: {there.description}\n  asked: {spec.description}",
                 )
             return there
+        if spec.app != app:
+            raise Wrong("NotFound", f"{spec.name!r}: there is no such object, and only app {spec.app!r} can make it")
         if self._next_object > OBJECTS_MAX:
             raise Wrong("ResourceExhausted", f"{own_name!r}: at most {OBJECTS_MAX} objects")
         if not self.servers:
@@ -599,6 +684,7 @@ class State:
         self.by_name[made.name] = made.number
         for server, size in zip(owners, spec.shard_bytes, strict=True):
             self.load_bytes[server] += size
+        self._tell_objects(self.servers.values(), [made])
         self._follow_moves(made)
         return made
 
@@ -633,11 +719,12 @@ class State:
                 f"{spec.name!r} needs {sum(spec.shard_bytes)} bytes; app {app!r} has {taken} of its {quota} taken",
             )
 
-    def _forget(self, spec: bytes, number: int) -> None:
+    def _forget(self, spec: bytes, number: int, app: str) -> None:
         there = self.objects.get(number)
-        if there is None or there.spec != spec:
+        if there is None or there.spec != spec or there.app != app:
             return
         del self.objects[number], self.by_name[there.name]
+        self._tell(self.servers.values(), m.Forgotten(number))
         for server, size in zip(there.owners, there.shard_bytes, strict=True):
             if server in self.load_bytes:
                 self.load_bytes[server] -= size
@@ -673,7 +760,16 @@ class State:
         term = self._last_term[at] = max(self._last_term.get(at, 0), there.terms[shard]) + 1
         move, self._next_move = self._next_move, self._next_move + 1
         self.moves[move] = Moving(*at, source, target, term, asker, question)
-        self._tell([self.servers[source]], self._order(move, self.moves[move]))
+        self._order_moves(target)
+
+    def _order_moves(self, target: int) -> None:
+        """To a server that has room for them, the oldest first."""
+        to = [(move, v) for move, v in self.moves.items() if v.target == target and not v.gone]
+        room = MOVES_TO_ONE_MAX - sum(v.ordered for _, v in to)
+        waiting = [(move, v) for move, v in to if not v.ordered and v.source in self.servers]
+        for move, v in waiting[: max(0, room)]:
+            v.ordered = True
+            self._tell([self.servers[v.source]], self._order(move, v))
 
     def _follow_moves(self, made: Object) -> None:
         """A tensor that is like others, some of whose shards are on their way: its own go along."""
@@ -692,12 +788,17 @@ class State:
         return m.MoveShard(move, v.object, v.shard, v.target, address, v.term, placed.spec, placed.runs)
 
     def _target_gone(self, move: int, v: Moving, why: str) -> None:
-        """The shard may have left for it, or may still do so: only its source knows."""
+        """The shard may have left for it, or may still do so: only its source knows, if it was told."""
         v.gone = why
+        if not v.ordered:
+            self._move_over(move, why)
+            return
         self._tell([self.servers[v.source]], self._order(move, v))
 
     def _move_over(self, move: int, error: str) -> None:
         v = self.moves.pop(move)
+        if v.target in self.servers:
+            self._order_moves(v.target)
         there = self.objects.get(v.object)
         if not error and there is not None:
             there.owners[v.shard], there.terms[v.shard] = v.target, v.term
@@ -706,6 +807,7 @@ class State:
                 self.load_bytes[v.target] += there.shard_bytes[v.shard]
             others = [n for n, other in self.members.items() if other.join.role != "operator"]
             self._tell(others, m.ShardMoved(v.object, v.shard, v.target, v.term))
+            self._tell_objects(self.servers.values(), [there])
             self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
             if v.gone:
                 self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")

@@ -6,6 +6,7 @@ anyway. Only what we need is here: binary messages, no extensions. Frames are ma
 """
 
 import base64
+import contextlib
 import hashlib
 import secrets
 import socket
@@ -13,8 +14,8 @@ import ssl
 import struct
 import threading
 
-from windlass._address import Address, dial, seconds_left, why
 from windlass._errors import AccessDenied, ProtocolError, ServerLost, Timeout
+from windlass._net.address import Address, dial, seconds_left, why
 from windlass.control.messages import MESSAGE_BYTES_MAX
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -32,6 +33,10 @@ def frame(data: bytes, op: int = _BINARY) -> bytes:
     else:
         head = struct.pack("!BBQ", _WHOLE | op, 0x80 | 127, len(data))
     return head + bytes(4) + data
+
+
+class ClosedByScheduler(ConnectionResetError):
+    """The scheduler has ended the connection on purpose, and has read what was said before."""
 
 
 class WebSocket:
@@ -70,8 +75,9 @@ class WebSocket:
 
     def _upgrade(self, path: str, deadline: float) -> None:
         key = base64.b64encode(secrets.token_bytes(16))
+        host = str(self._address).removeprefix("tcp://")
         self._sock.sendall(
-            f"GET {path} HTTP/1.1\r\nHost: {self._address.host}:{self._address.port}\r\nUpgrade: websocket\r\n"
+            f"GET {path} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
             f"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key.decode()}\r\n\r\n".encode()
         )
         while b"\r\n\r\n" not in self._ahead:
@@ -118,7 +124,7 @@ class WebSocket:
                 with self._sending:
                     self._sock.sendall(frame(part, _PONG))
             elif op == _CLOSE:
-                raise ConnectionResetError("closed by the scheduler")
+                raise ClosedByScheduler("closed by the scheduler")
             elif op in (0, _BINARY):
                 data += part
                 if len(data) > MESSAGE_BYTES_MAX:
@@ -150,16 +156,10 @@ class WebSocket:
             raise ConnectionResetError("the scheduler closed the connection")
         self._ahead += data
 
-    def close(self, *, politely: bool = True) -> None:
-        """Also wakes whoever receives."""
-        try:
-            if politely:
-                with self._sending:
-                    self._sock.settimeout(1.0)
-                    self._sock.sendall(frame(b"\x03\xe8", _CLOSE))
+    def close(self) -> None:
+        """Breaks the connection; also wakes whoever receives. What was sent last may never be read at the other end."""
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def end(self) -> None:
         """Closes the file. Nobody may be receiving any more."""

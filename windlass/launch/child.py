@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+
+from windlass.launch.output import LogFile, show
 
 TAIL_LINES = 20
 _LINE_BYTES_MAX = 1 << 16  # what has no end is cut here
@@ -40,9 +41,9 @@ class Child:
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._prefix = f"{colour}[{self.name}]\033[0m " if colour else f"[{self.name}] "
         self._rest = b""
-        self._log: IO[bytes] | None = None
+        self._log: LogFile | None = None
         if log_dir is not None:
-            self._log = (log_dir / f"{self.name.replace(' ', '-')}.log").open("ab" if append else "wb", buffering=0)
+            self._log = LogFile(log_dir / f"{self.name.replace(' ', '-')}.log", append=append)
         # Servers and the scheduler end with their stdin, which ends with us, however that comes about. A worker's stdin
         # is its own business, so the kernel is asked to end it.
         self.process = subprocess.Popen(
@@ -80,7 +81,7 @@ class Child:
     def _show(self, line: str, verbose: bool) -> None:
         self.tail.append(line)
         if verbose or self.role == "worker" or not line.startswith(_QUIET):
-            print(f"{self._prefix}{line}", flush=True)
+            show(f"{self._prefix}{line}")
 
     def reap(self) -> int:
         """After its end: its exit code, and what it forked is ended."""

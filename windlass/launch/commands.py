@@ -1,6 +1,8 @@
 """The commands that start clusters and look at them."""
 
+import difflib
 import functools
+import logging
 import os
 import pathlib
 import sys
@@ -13,8 +15,14 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._settings import SETTINGS, Settings, load
 
 
-def _option(name: str, *flags: str, **more: Any) -> Any:
-    return typer.Option(*flags, help=SETTINGS[name].help, show_default=False, **more)
+def _option(name: str, *flags: str) -> Any:
+    """A setting as an option: its type, what it is for, and its default."""
+    setting = SETTINGS[name]
+    if setting.kind == "flag" or name == "progress":  # a pair of flags
+        return typer.Option(*flags, help=setting.help, show_default=False)
+    shown = setting.default not in (None, "") and f" Default: {setting.default}."
+    kind = "|".join(setting.choices) or ("policy" if setting.kind == "sync" else setting.kind)
+    return typer.Option(*flags, metavar=kind, help=setting.help + (shown or ""), show_default=False)
 
 
 Address = Annotated[str | None, _option("address")]
@@ -33,8 +41,10 @@ FailureTimeout = Annotated[str | None, _option("failure_timeout")]
 Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
 LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
 MemoryBytesMax = Annotated[str | None, _option("memory_bytes_max")]
+NoToken = Annotated[bool | None, _option("no_token", "--no-token")]
 OnWorkerLoss = Annotated[str | None, _option("on_worker_loss")]
 Progress = Annotated[bool | None, _option("progress", "--progress/--no-progress")]
+RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="The `windlass run` of this name.")]
 Servers = Annotated[str | None, _option("servers")]
 StartTimeout = Annotated[str | None, _option("start_timeout")]
 Sync = Annotated[str | None, _option("sync")]
@@ -86,6 +96,7 @@ def server(
     allow: Allow = None,
     function_seconds: FunctionSeconds = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     start_timeout: StartTimeout = None,
     tls_ca: TlsCa = None,
     config: Config = None,
@@ -95,14 +106,14 @@ def server(
 
     With --address it joins the cluster of that scheduler. Listens on loopback unless told otherwise.
     """
-    from windlass.launch.roles import listen_address, run_server, set_up_log
+    from windlass.launch.log import set_up_log
+    from windlass.launch.roles import listen_address, run_server
 
     settings = _settings({**locals(), "listen": None})
     if exit_with_stdin and sys.stdin is None:
         raise InvalidArgument("--exit-with-stdin: this process has no stdin")
     addresses = [listen_address(text) for text in listen or [settings.listen]]
-    if settings.address is not None:
-        set_up_log()
+    set_up_log(logging.WARNING if settings.address is None else logging.INFO)
     raise typer.Exit(run_server(settings, addresses, sys.stdin.fileno() if exit_with_stdin else None))
 
 
@@ -112,6 +123,7 @@ def scheduler(
     advertise: Advertise = None,
     address_file: AddressFile = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     failure_timeout: FailureTimeout = None,
     start_timeout: StartTimeout = None,
     linger: Linger = None,
@@ -120,8 +132,13 @@ def scheduler(
     config: Config = None,
     exit_with_stdin: ExitWithStdin = False,
 ) -> None:
-    """Knows who is there and where shards are. Ends when all workers have left, unless --linger."""
-    from windlass.launch.roles import run_scheduler, set_up_log
+    """Knows who is there and where shards are. Ends when all workers have left, unless --linger.
+
+    Without --token-file it uses your own token on this host, where your servers, workers and commands find it, and
+    prints where that is.
+    """
+    from windlass.launch.log import set_up_log
+    from windlass.launch.roles import run_scheduler
 
     settings = _settings(locals())
     set_up_log()
@@ -148,6 +165,9 @@ def run(
     allow: Allow = None,
     function_seconds: FunctionSeconds = None,
     config: Config = None,
+    name: Annotated[
+        str | None, typer.Option(help="What others call this run. Default: the script's name.", show_default=False)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be started.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also what servers and scheduler have to say.")
@@ -159,9 +179,18 @@ def run(
     """
     from windlass.launch.run import run as run_all
 
+    if script.startswith("-"):
+        raise InvalidArgument(f"windlass run: there is no option {script}{_meant(context, script)}")
     shown = None if progress is None else "on" if progress else "off"
     settings = _settings({**locals(), "progress": shown})
-    raise typer.Exit(run_all(settings, [script, *context.args], dry_run=dry_run, verbose=verbose))
+    raise typer.Exit(run_all(settings, [script, *context.args], name=name, dry_run=dry_run, verbose=verbose))
+
+
+def _meant(context: typer.Context, option: str) -> str:
+    """The option that was meant, if one looks like it."""
+    known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    close = difflib.get_close_matches(option.partition("=")[0], known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def worker(
@@ -175,6 +204,7 @@ def worker(
     on_worker_loss: OnWorkerLoss = None,
     transport: Transport = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     tls_ca: TlsCa = None,
     config: Config = None,
 ) -> None:
@@ -183,8 +213,8 @@ def worker(
     if settings.address is None:
         raise InvalidArgument("windlass worker needs --address, of the scheduler (or WINDLASS_ADDRESS)")
     environment = dict(os.environ)
-    for name in ("address", "app", "sync", "on_worker_loss", "transport", "token_file", "tls_ca"):
-        if settings[name] is not None:
+    for name in ("address", "app", "sync", "on_worker_loss", "transport", "token_file", "no_token", "tls_ca"):
+        if settings[name] not in (None, False):
             environment[f"WINDLASS_{name.upper()}"] = str(settings[name])
     if token_file is not None:
         environment.pop("WINDLASS_TOKEN", None)
@@ -199,24 +229,34 @@ def worker(
 
 def status(
     address: Address = None,
+    run: RunName = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     tls_ca: TlsCa = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who is there, where shards are, and what goes on. Without --address: of the `windlass run` on this machine."""
-    from windlass._scheduled import client_tls
+    """Who is there, where shards are, and what goes on.
+
+    Without --address and --run: of the `windlass run` on this machine. If there are several, it lists them.
+    """
+    from windlass._net.tls import client_tls
+    from windlass.launch import rundir
     from windlass.observe.operator import find
-    from windlass.observe.status import fetch, show
+    from windlass.observe.status import fetch, show, show_runs
 
     settings = _settings(locals())
-    text = fetch(*find(settings), client_tls(settings.tls_ca))
-    typer.echo(text) if as_json else show(text)
+    if run is None and settings.address is None and not as_json and len(runs := rundir.runs()) > 1:
+        return show_runs(runs)
+    where, token = find(settings, run)
+    text = fetch(where, token, client_tls(settings.tls_ca))
+    typer.echo(text) if as_json else show(text, str(where))
 
 
 def doctor(
     address: Address = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     tls_ca: TlsCa = None,
     config: Config = None,
     as_json: AsJson = False,
@@ -224,7 +264,9 @@ def doctor(
     """Says what is wrong with this machine, these settings or the cluster at --address, and what to do about it."""
     from windlass.observe import doctor as says
 
-    checks = says.examine({"address": address, "token_file": token_file, "tls_ca": tls_ca}, config)
+    checks = says.examine(
+        {"address": address, "token_file": token_file, "no_token": no_token, "tls_ca": tls_ca}, config
+    )
     colours = {says.Verdict.OK: None, says.Verdict.WARNING: "yellow", says.Verdict.WRONG: "red"}
     if as_json:
         typer.echo(says.as_json(checks))
@@ -239,19 +281,22 @@ def move(
     shard: Annotated[int, typer.Argument(min=0)],
     to: Annotated[int, typer.Argument(metavar="SERVER", min=0, help="The number of the server it goes to.")],
     address: Address = None,
+    run: RunName = None,
     token_file: TokenFile = None,
+    no_token: NoToken = None,
     tls_ca: TlsCa = None,
     config: Config = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 60.0,
 ) -> None:
     """Moves a shard to another server while training goes on."""
-    from windlass._scheduled import client_tls
+    from windlass._net.tls import client_tls
     from windlass.observe.operator import Operator, find
 
     settings = _settings(locals())
-    with Operator(*find(settings), timeout, client_tls(settings.tls_ca)) as operator:
+    where, token = find(settings, run, changes=True)
+    with Operator(where, token, timeout, client_tls(settings.tls_ca)) as operator:
         operator.move(name if "/" in name else f"default/{name}", shard, to, timeout)
-    typer.echo(f"shard {shard} of {name} is on server {to}")
+    typer.echo(f"cluster at {where}: shard {shard} of {name} is on server {to}")
 
 
 def add_to(app: typer.Typer) -> None:

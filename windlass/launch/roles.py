@@ -10,11 +10,14 @@ import ssl
 import sys
 
 from windlass import _core
-from windlass._address import Address
 from windlass._errors import InvalidArgument, WindlassError
-from windlass._serve import Stop, check_reach, serve
-from windlass._settings import Settings, load, token_of
+from windlass._net.address import Address
+from windlass._net.serve import Stop, check_reach, serve
+from windlass._net.token import own_token_file
+from windlass._settings import Settings, load, token_of, uses_own_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, rundir
+from windlass.launch.log import set_up_log
+from windlass.launch.output import show
 
 _log = logging.getLogger("windlass")
 
@@ -30,11 +33,6 @@ def run_role(role: str) -> int:
     except WindlassError as error:
         print(f"windlass {role}: {error}", file=sys.stderr)
         return 1
-
-
-def set_up_log(level: int = logging.INFO) -> None:
-    """Lines on stderr, each with its level in front."""
-    logging.basicConfig(level=level, format="%(levelname)s %(message)s", stream=sys.stderr)
 
 
 def listen_address(text: str) -> Address:
@@ -58,10 +56,16 @@ def advertised(bound: Address, advertise: str | None, what: str) -> Address:
     return bound
 
 
-def announce(role: str, addresses: list[Address], file: pathlib.Path | None) -> None:
-    """Says where it listens: a line for each on stdout, and the first in a file."""
+def announce(role: str, addresses: list[Address], settings: Settings) -> None:
+    """Says where it listens, a line for each on stdout and the first in a file, and where its token is."""
     for address in addresses:
-        print(f"windlass {role} listening on {address}", flush=True)
+        show(f"windlass {role} listening on {address}")
+    if settings.no_token:
+        show(f"windlass {role}: without a token: everybody on this machine gets in")
+    elif uses_own_token(settings):
+        where = f"its token is in {own_token_file()}, where your processes on this host find it"
+        show(f"windlass {role}: {where}; others need it with --token-file")
+    file: pathlib.Path | None = settings.address_file
     if file is not None:
         beside = file.with_name(file.name + f".{os.getpid()}")
         try:
@@ -71,7 +75,7 @@ def announce(role: str, addresses: list[Address], file: pathlib.Path | None) -> 
             raise InvalidArgument(f"address file {file}: {error.strerror or error}") from error
 
 
-_STAGING_BYTES = 256 << 20
+_STAGING_BYTES = 512 << 20
 
 
 def run_server(settings: Settings, listen: list[Address], until_eof: int | None = None) -> int:
@@ -80,17 +84,18 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
         raise InvalidArgument(complaint)
     token = token_of(settings)
     check_reach(listen, token)  # before the host takes threads
+    settings = with_memory_cap(settings, 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = _core.Host(
         settings.threads or _core.cores(),
-        2**64 - 1 if settings.memory_bytes_max is None else settings.memory_bytes_max,
+        settings.memory_bytes_max,
         memory if settings.arena_bytes_max is None else settings.arena_bytes_max,
         _STAGING_BYTES if settings.staging_bytes_max is None else settings.staging_bytes_max,
     )
     scheduler = None if settings.address is None else Address.parse(settings.address)
     with contextlib.ExitStack() as stack:
         if modules := [name.strip() for name in settings.allow.split(",") if name.strip()]:
-            from windlass._user_code import Allowed, Calls
+            from windlass._rules.user_code import Allowed, Calls
 
             calls = Calls(Allowed(modules), settings.function_seconds)
             host.set_user_code(calls.core)
@@ -105,7 +110,7 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
                 member = ServerMember(scheduler, token or b"", told, host, settings, stop)
                 stack.callback(member.close)
                 member.start()
-            announce("server", told, settings.address_file)
+            announce("server", told, settings)
 
         return serve(listen, token, host, ready, until_eof)
 
@@ -132,7 +137,7 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
     )
 
     def ready(bound: Address) -> None:
-        announce("scheduler", [advertised(bound, settings.advertise, "the scheduler")], settings.address_file)
+        announce("scheduler", [advertised(bound, settings.advertise, "the scheduler")], settings)
 
     end = run(
         terms,

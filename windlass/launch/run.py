@@ -20,13 +20,14 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from windlass._address import Address, bound_to
-from windlass._address import listen as listen_on
 from windlass._errors import InvalidArgument, WindlassError
-from windlass._handshake import load_token
-from windlass._settings import Settings
+from windlass._net.address import Address, bound_to
+from windlass._net.address import listen as listen_on
+from windlass._net.token import read_token, user_folder
+from windlass._settings import Settings, given_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, rundir
 from windlass.launch.child import Child, colours, describe
+from windlass.launch.output import show
 
 if TYPE_CHECKING:
     from windlass.observe.display import Display
@@ -56,7 +57,8 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
     common = {
         "WINDLASS_ADDRESS": address,
         "WINDLASS_CLUSTER": f"{cluster:016x}",
-        "WINDLASS_TOKEN_FILE": str(folder / "token"),
+        "WINDLASS_TOKEN_FILE": str(folder / "token"),  # one for all: _start() hides WINDLASS_TOKEN, which counts more
+        "WINDLASS_NO_TOKEN": "0",
         "WINDLASS_TRANSPORT": settings.transport,
         "WINDLASS_ROLE": "worker",  # what each is, run says; a file may say otherwise, for another day
         "PYTHONUNBUFFERED": "1",
@@ -102,9 +104,10 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": master,
             "WINDLASS_APP": settings.app,
-            "WINDLASS_SYNC": settings.sync,
             "WINDLASS_ON_WORKER_LOSS": settings.on_worker_loss,
         }
+        if settings.sync is not None:
+            theirs["WINDLASS_SYNC"] = settings.sync
         plans.append(Plan("worker", rank, command, common | theirs))
     return plans
 
@@ -116,15 +119,21 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def run(settings: Settings, command: list[str], *, dry_run: bool = False, verbose: bool = False) -> int:
+def run(
+    settings: Settings, command: list[str], *, name: str | None = None, dry_run: bool = False, verbose: bool = False
+) -> int:
     """The exit code: 0, or that of the first worker that failed."""
     script = pathlib.Path(command[0])
     if not script.is_file():
         raise InvalidArgument(f"windlass run: there is no script {str(script)!r}")
+    free = rundir.free_name(script.stem if name is None else name)
+    if name not in (None, free):
+        raise InvalidArgument(f"--name {name}: a run of yours that goes on has this name; {free} is free")
     if settings.address is not None and settings.sources["address"] == "flag":
         raise InvalidArgument("windlass run starts a scheduler of its own; --address is for `windlass worker`")
+    settings = with_memory_cap(settings, settings.servers)
     if dry_run:
-        _show_plan(plan(settings, command, "tcp://127.0.0.1:PORT", 0, rundir.base() / "run-PID"))
+        _show_plan(plan(settings, command, "tcp://127.0.0.1:PORT", 0, user_folder() / "run-PID-N"))
         return 0
     if settings.log_dir is not None:
         try:
@@ -134,7 +143,8 @@ def run(settings: Settings, command: list[str], *, dry_run: bool = False, verbos
     # The socket listens before there is a scheduler, so that all can be started at once.
     with listen_on(Address.parse("tcp://127.0.0.1:0"), _BACKLOG) as listener:
         address = str(bound_to(listener))
-        folder = rundir.make(address)
+        folder = rundir.make(address, given_token(settings), name=free, script=str(script.resolve()))
+        show(f"windlass run: {free!r} at {address}", sys.stderr)
         launch = _Launch(settings, address, folder, verbose)
         try:
             with launch.signals():
@@ -222,7 +232,7 @@ class _Launch:
             one.role,
             one.index,
             one.command,
-            os.environ | one.environment,
+            {name: value for name, value in os.environ.items() if name != "WINDLASS_TOKEN"} | one.environment,
             log_dir=self._settings.log_dir,
             append=is_worker and self._starts[one.index] > 0,
             colour=palette[one.index % len(palette)] if is_worker else palette[0] and "\033[2m",
@@ -250,16 +260,14 @@ class _Launch:
             self._display.close(show=self._interrupted is None)
         self.end_all()
         if self._interrupted is not None:
-            print(f"windlass run: ended by {self._interrupted.name}", file=sys.stderr)
+            self._say(f"ended by {self._interrupted.name}")
             return 128 + self._interrupted
         if self._failed is None:
             return 0
         code = self._failed.code or 1
         lines = list(self._failed.tail)[-_LAST_LINES:]
         said = "its last lines:" if lines else "it printed nothing"
-        print(f"windlass run: {self._failed.name} ended with {describe(code)}; {said}", file=sys.stderr)
-        for line in lines:
-            print(f"  {line}", file=sys.stderr)
+        self._say("\n  ".join([f"{self._failed.name} ended with {describe(code)}; {said}", *lines]))
         return code if code > 0 else 128 - code
 
     def show_progress(self) -> None:
@@ -331,7 +339,7 @@ class _Launch:
     def _fetch(self, timeout: float) -> str:
         from windlass.observe.status import fetch  # few runs need it
 
-        return fetch(self._address, load_token(self._folder / "token") or b"", timeout=timeout)
+        return fetch(self._address, read_token(self._folder / "token"), timeout=timeout)
 
     def _decide(self, status: dict[str, Any] | None) -> None:
         """Whether the others go on: not before all have come once, since they wait for the one that failed."""
@@ -354,7 +362,7 @@ class _Launch:
 
     @staticmethod
     def _say(text: str) -> None:
-        print(f"windlass run: {text}", file=sys.stderr, flush=True)
+        show(f"windlass run: {text}", sys.stderr)
 
     _ending = False
 

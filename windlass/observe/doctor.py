@@ -12,6 +12,7 @@ import http.client
 import os
 import pathlib
 import platform
+import socket
 import ssl
 import stat
 import time
@@ -21,11 +22,13 @@ from typing import Any
 
 import msgspec
 
-from windlass._address import Address, dial, is_here, why
+from windlass._cgroup import default_memory_bytes_max
 from windlass._errors import AccessDenied, InvalidArgument, ProtocolError, Timeout, WindlassError
-from windlass._handshake import greet, load_token
-from windlass._scheduled import client_tls
-from windlass._settings import OTHER_VARIABLES, SETTINGS, Settings, load
+from windlass._net.address import Address, dial, is_here, why
+from windlass._net.handshake import greet
+from windlass._net.tls import client_tls
+from windlass._net.token import check_own, own_token_file
+from windlass._settings import OTHER_VARIABLES, SETTINGS, Settings, load, token_of, uses_own_token
 from windlass.launch import rundir
 from windlass.observe.machine import Machine, look
 from windlass.observe.operator import Operator, find
@@ -33,6 +36,7 @@ from windlass.observe.status import fetch
 
 WAIT_SECONDS = 3.0  # for one connection or one answer
 FILES_FEW = 1024
+PROCESSES_FEW = 1024
 MEMORY_LITTLE_BYTES = 1 << 30
 SHM_LITTLE_BYTES = 256 << 20
 _SERVERS_AT_ONCE = 16
@@ -133,19 +137,36 @@ def check_settings(
 def check_token(settings: Settings, environ: Mapping[str, str]) -> list[Check]:
     """Whether we can read it and other users cannot. Whether it is the right one, the scheduler says."""
     file: pathlib.Path | None = settings.token_file
-    if file is None and "WINDLASS_TOKEN" not in environ:
-        return [ok("token", "none is set; beyond loopback there must be one")]
+    named = file is not None and ("WINDLASS_TOKEN" not in environ or settings.sources["token_file"] == "flag")
+    if uses_own_token(settings):
+        return check_own_token()
     try:
-        load_token(file)
-        mode = 0 if file is None else stat.S_IMODE(file.stat().st_mode)
+        token = token_of(settings)
+        mode = stat.S_IMODE(file.stat().st_mode) if named and file is not None else 0
     except (InvalidArgument, OSError) as error:
         return [wrong("token", str(error), "give every process the token that the scheduler has")]
-    if file is None:
+    if token is None:
+        seen = f"none (no_token, {settings.sources['no_token']}): everybody on this machine gets in"
+        return [warning("token", seen, "leave it out: processes of yours on one host share a token by themselves")]
+    if not named:
         return [ok("token", "from environment, WINDLASS_TOKEN")]
     seen = f"{file} ({settings.sources['token_file']})"
     if mode & 0o077:
         return [warning("token", f"{seen} has mode {mode:o}: other users can read it", f"chmod 600 {file}")]
     return [ok("token", f"{seen}, which only its owner can read")]
+
+
+def check_own_token() -> list[Check]:
+    """The one that this user's processes share on this host. Makes none."""
+    file = own_token_file()
+    try:
+        check_own(file.parent)
+        check_own(file)
+    except FileNotFoundError:
+        return [ok("token", f"none yet: the first of your processes that needs one makes {file}")]
+    except (InvalidArgument, OSError) as error:
+        return [wrong("token", str(error), "see who has made it, and what for")]
+    return [ok("token", f"{file}, your own on this host")]
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------
@@ -171,7 +192,13 @@ def check_memory(machine: Machine, settings: Settings) -> list[Check]:
         advice = "free some, or raise the container's limit; --memory-bytes-max makes servers refuse before it is gone"
         checks = [warning("memory", seen, advice)]
     asked = settings.memory_bytes_max
-    if asked is not None and asked > machine.memory_bytes:
+    if asked is None:
+        checks.append(
+            ok("memory_bytes_max", f"{_bytes(default_memory_bytes_max())}, unless servers are told otherwise")
+        )
+    elif asked <= machine.memory_bytes:
+        checks.append(ok("memory_bytes_max", f"{_bytes(asked)} ({settings.sources['memory_bytes_max']})"))
+    else:
         seen = f"{_bytes(asked)} ({settings.sources['memory_bytes_max']}), but there are {_bytes(machine.memory_bytes)}"
         advice = f"at most {machine.memory_bytes}: the kernel would end the server before it could refuse anything"
         checks.append(warning("memory_bytes_max", seen, advice))
@@ -183,17 +210,28 @@ def check_memory(machine: Machine, settings: Settings) -> list[Check]:
 
 
 def check_limits(machine: Machine) -> list[Check]:
-    """Files, and memory that may be locked."""
+    """Files, processes with their threads, address space, and memory that may be locked."""
     soft, hard = machine.files
     seen = f"{'any number' if soft < 0 else soft} at once"
+    checks = [ok("open files", seen)]
+    if 0 <= soft < FILES_FEW:
+        enough = hard < 0 or hard >= FILES_FEW
+        how = f"ulimit -n {FILES_FEW}" if enough else "LimitNOFILE= of its unit, or docker's --ulimit"
+        seen = f"{seen}; a server has several for each worker"
+        checks = [warning("open files", seen, f"raise the limit: {how}")]
+    count = machine.processes
+    if 0 <= count < PROCESSES_FEW:
+        seen = f"at most {count}; a server has a thread for each connection, and refuses whom it has none for"
+        checks.append(warning("processes", seen, "ulimit -u, TasksMax= of the unit, or docker's --pids-limit"))
+    else:
+        checks.append(ok("processes", "any number" if count < 0 else f"at most {count}, threads included"))
+    if machine.address_bytes >= 0:
+        seen = f"{_bytes(machine.address_bytes)}: memory that is only reserved counts"
+        checks.append(warning("address space", seen, "ulimit -v unlimited; --memory-bytes-max limits what is used"))
+    else:
+        checks.append(ok("address space", "no limit"))
     locked = "any amount" if machine.locked_bytes < 0 else _bytes(machine.locked_bytes)
-    memory = ok("locked memory", f"{locked} may be; Windlass locks none")
-    if soft < 0 or soft >= FILES_FEW:
-        return [ok("open files", seen), memory]
-    how = (
-        f"ulimit -n {FILES_FEW}" if hard < 0 or hard >= FILES_FEW else "LimitNOFILE= of its unit, or docker's --ulimit"
-    )
-    return [warning("open files", f"{seen}; a server has several for each worker", f"raise the limit: {how}"), memory]
+    return [*checks, ok("locked memory", f"{locked} may be; Windlass locks none")]
 
 
 def check_shared_memory(machine: Machine) -> list[Check]:
@@ -245,7 +283,10 @@ def check_cores(machine: Machine, threads: int | None) -> list[Check]:
 
 def examine_cluster(settings: Settings) -> list[Check]:
     """The cluster that is named, or that of the only run on this machine."""
-    runs = rundir.alive()
+    try:
+        runs = rundir.alive() if settings.address is None else []
+    except InvalidArgument as error:
+        return [wrong("scheduler", str(error), "see who has made it, and what for")]
     if settings.address is None and len(runs) != 1:
         count = f"{len(runs)} `windlass run` on" if runs else "no `windlass run` on"
         checks = [ok("scheduler", f"no address is set, and there is {count} this machine: no cluster was looked at")]
@@ -301,6 +342,7 @@ def examine_scheduler(address: Address, token: bytes, tls: ssl.SSLContext | None
     return [
         ok("scheduler", f"{address} can be reached, has our token and speaks our version: {age}"),
         *check_members(status),
+        *check_caps(status, look(), socket.gethostname()),
         *examine_servers(status, token, scheduler_is_here=is_here(address)),
     ]
 
@@ -383,6 +425,16 @@ def check_members(status: dict[str, Any]) -> list[Check]:
     count = {role: sum(one["role"] == role for one in status["members"]) for role in ("server", "worker", "reader")}
     seen = f"{count['server']} of {status['servers_expected']} servers, {count['worker']} workers"
     return checks or [ok("members", f"{seen}, {count['reader']} readers")]
+
+
+def check_caps(status: dict[str, Any], machine: Machine, host: str) -> list[Check]:
+    """Whether the servers on this host refuse before its memory is gone, which one by one they may well do."""
+    caps = [one["memory_bytes_max"] for one in status["members"] if one["role"] == "server" and one["host"] == host]
+    if sum(caps) <= machine.memory_bytes:
+        return []
+    seen = f"{len(caps)} servers here may take {_bytes(sum(caps))} together, of {_bytes(machine.memory_bytes)}"
+    each = int(machine.memory_bytes * 0.8) // len(caps)
+    return [warning("memory_bytes_max", seen, f"start each with --memory-bytes-max {each}, or use `windlass run`")]
 
 
 def examine_servers(status: dict[str, Any], token: bytes, *, scheduler_is_here: bool) -> list[Check]:

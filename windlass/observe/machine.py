@@ -7,12 +7,11 @@ import os
 import pathlib
 import platform
 import resource
-from collections.abc import Iterator
 
-_CGROUPS = pathlib.Path("/sys/fs/cgroup")
+from windlass._cgroup import CGROUPS, cores_of, meminfo, memory_of, processes_of, read
+
 _THP = pathlib.Path("/sys/kernel/mm/transparent_hugepage")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NO_LIMIT = 1 << 60  # how version 1 of cgroups says that there is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +24,8 @@ class Machine:
     contained: bool  #: whether that is the limit of a cgroup, not the machine's own
     overcommit: str  #: /proc/sys/vm/overcommit_memory
     files: tuple[int, int]  #: RLIMIT_NOFILE, soft and hard; -1: no limit
+    processes: int  #: and threads that there may be: RLIMIT_NPROC, or what its cgroup allows; -1: no limit
+    address_bytes: int  #: RLIMIT_AS; -1: no limit
     locked_bytes: int  #: RLIMIT_MEMLOCK; -1: no limit
     memfd_trouble: str  #: why no sealed file in memory can be made, or nothing
     shm_free_bytes: int | None  #: in /dev/shm; None: there is none
@@ -39,10 +40,9 @@ def look() -> Machine:
     """At this one."""
     from windlass import _core
 
-    memory = {line.split(":")[0]: line.split()[1] for line in _read(pathlib.Path("/proc/meminfo")).splitlines()}
-    total, available = (int(memory.get(name, "0")) * 1024 for name in ("MemTotal", "MemAvailable"))
-    groups = _read(pathlib.Path("/proc/self/cgroup"))
-    limit, left = memory_of(_CGROUPS, groups)
+    total, available = meminfo("MemTotal"), meminfo("MemAvailable")
+    groups = read(pathlib.Path("/proc/self/cgroup"))
+    limit, left = memory_of(CGROUPS, groups)
     free = None
     with contextlib.suppress(OSError):
         space = os.statvfs("/dev/shm")
@@ -52,16 +52,18 @@ def look() -> Machine:
         memory_bytes=min(total, limit),
         available_bytes=min(available, left),
         contained=limit < total,
-        overcommit=_read(pathlib.Path("/proc/sys/vm/overcommit_memory")).strip(),
+        overcommit=read(pathlib.Path("/proc/sys/vm/overcommit_memory")).strip(),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        processes=least(resource.getrlimit(resource.RLIMIT_NPROC)[0], processes_of(CGROUPS, groups)),
+        address_bytes=resource.getrlimit(resource.RLIMIT_AS)[0],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         memfd_trouble=_memfd_trouble(),
         shm_free_bytes=free,
-        huge_pages=chosen(_read(_THP / "enabled")),
-        huge_pages_shared=chosen(_read(_THP / "shmem_enabled")),
+        huge_pages=chosen(read(_THP / "enabled")),
+        huge_pages_shared=chosen(read(_THP / "shmem_enabled")),
         cores=_core.cores(),
         cores_there=os.cpu_count() or 1,
-        cores_quota=cores_of(_CGROUPS, groups),
+        cores_quota=cores_of(CGROUPS, groups),
     )
 
 
@@ -72,58 +74,14 @@ def kernel_version(release: str) -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
+def least(*limits: int) -> int:
+    """Of limits, where -1 is none."""
+    return min((limit for limit in limits if limit >= 0), default=-1)
+
+
 def chosen(text: str) -> str:
     """The word that is bracketed in "always [madvise] never"."""
     return text.partition("[")[2].partition("]")[0]
-
-
-def memory_of(root: pathlib.Path, groups: str) -> tuple[int, int]:
-    """The least limit on memory of our cgroups, and the least that one of them has left; 2^60 where there is none.
-
-    groups: /proc/self/cgroup. Version 2 of cgroups has the line "0::/path", version 1 "4:memory:/path".
-    """
-    limit = left = _NO_LIMIT
-    for folder, unified in _folders(root, groups, "memory"):
-        names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        most, used = (_read(folder / name).strip() for name in names)
-        if not (most.isdecimal() and used.isdecimal()) or int(most) >= _NO_LIMIT:
-            continue
-        key = "inactive_file " if unified else "total_inactive_file "
-        lines = _read(folder / "memory.stat").splitlines()
-        cache = sum(int(line.removeprefix(key)) for line in lines if line.startswith(key))  # given up when needed
-        limit, left = min(limit, int(most)), min(left, max(0, int(most) - int(used) + cache))
-    return limit, left
-
-
-def cores_of(root: pathlib.Path, groups: str) -> float | None:
-    """How many cores our cgroups let us use at a time; None: all."""
-    quotas = []
-    for folder, unified in _folders(root, groups, "cpu"):
-        words = (
-            _read(folder / "cpu.max").split()
-            if unified
-            else [_read(folder / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-        )
-        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:  # "max" and -1 are none
-            quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
-
-
-def _folders(root: pathlib.Path, groups: str, controller: str) -> Iterator[tuple[pathlib.Path, bool]]:
-    """Our cgroup and those above it, and whether it is version 2. In a container only the root may be there."""
-    for line in groups.splitlines():
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        unified = number == "0" and not names
-        if not unified and controller not in names.split(","):
-            continue
-        top = root if unified else root / controller
-        folder = top / path.lstrip("/")
-        while True:
-            yield folder, unified
-            if folder == top or top not in folder.parents:
-                break
-            folder = folder.parent
 
 
 def _memfd_trouble() -> str:
@@ -140,11 +98,3 @@ def _memfd_trouble() -> str:
         return f"allocating and sealing: {error.strerror}"
     finally:
         os.close(fd)
-
-
-def _read(path: pathlib.Path) -> str:
-    """Nothing where there is no such file, or it is not for us."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

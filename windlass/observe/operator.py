@@ -4,24 +4,32 @@ import ssl
 import time
 from types import TracebackType
 
-from windlass._address import Address
 from windlass._errors import InvalidArgument
-from windlass._handshake import load_token
+from windlass._net.address import Address
 from windlass._settings import Settings, token_of
 from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 from windlass.launch import rundir
 
 
-def find(settings: Settings) -> tuple[Address, bytes]:
-    """The scheduler that is meant, and its token: the one that was named, else that of the only run on this machine."""
+def find(settings: Settings, run: str | None = None, *, changes: bool = False) -> tuple[Address, bytes]:
+    """The scheduler that is meant, and its token: the one that was named, else that of the only run on this machine.
+
+    changes: it is about to be changed, so it must be named.
+    """
+    if run is not None:
+        if settings.sources["address"] == "flag":
+            raise InvalidArgument(f"either --address {settings.address} or --run {run}")
+        one = rundir.named(run)
+        return Address.parse(one.address), one.token()
     if settings.address is not None:
         return Address.parse(settings.address), token_of(settings) or b""
-    runs = rundir.alive()
-    if len(runs) != 1:
-        found = f"there are {len(runs)} runs on this machine" if runs else "no `windlass run` goes on on this machine"
-        raise InvalidArgument(f"which cluster? {found}; name its scheduler with --address (or WINDLASS_ADDRESS)")
-    return Address.parse((runs[0] / "address").read_text().strip()), load_token(runs[0] / "token") or b""
+    runs = rundir.runs()
+    if len(runs) != 1 or changes:
+        names = ", ".join(repr(one.name) for one in runs)
+        found = f"on this machine there is {names}" if runs else "no `windlass run` goes on on this machine"
+        raise InvalidArgument(f"which cluster? {found}; name it with --run NAME or --address (or WINDLASS_ADDRESS)")
+    return Address.parse(runs[0].address), runs[0].token()
 
 
 class Operator:

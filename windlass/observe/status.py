@@ -3,11 +3,13 @@
 import http.client
 import json
 import ssl
+import time
 from typing import Any
 
-from windlass._address import Address, why
 from windlass._errors import AccessDenied, ProtocolError, ServerLost
+from windlass._net.address import Address, why
 from windlass.control.auth import bearer
+from windlass.launch.rundir import Run
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -41,7 +43,20 @@ def fetch(
     return body
 
 
-def show(text: str) -> None:
+def show_runs(runs: list[Run]) -> None:
+    """The runs of this user on this machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "script", "for", "address", box=None)
+    for run in runs:
+        table.add_row(run.name, run.script, _seconds(max(0.0, time.time() - run.since)), run.address)
+    console = Console()
+    console.print(table)
+    console.print("windlass status --run NAME shows one of them", highlight=False)
+
+
+def show(text: str, address: str = "") -> None:
     """The same as tables."""
     from rich.console import Console
     from rich.table import Table
@@ -49,6 +64,8 @@ def show(text: str) -> None:
     status: dict[str, Any] = json.loads(text)
     console = Console()
     print_ = console.print
+    if address:
+        print_(f"scheduler at {address}", highlight=False)
     print_(f"cluster {status['cluster']}, {_seconds(status['seconds'])} old, {status['moves']} moves under way")
     if status["missing"]:
         print_(f"[yellow]still missing: {', '.join(status['missing'])}[/yellow]")
@@ -78,12 +95,12 @@ def show(text: str) -> None:
                 f"{x['pid']} on {x['host']}",
                 x["shards"],
                 _bytes(x["placed_bytes"]),
-                _bytes(x["memory_bytes"]),
+                f"{_bytes(x['memory_bytes'])} of {_bytes(x['memory_bytes_max'])}",
                 x["sessions"],
                 x["requests"],
                 _bytes(x["bytes_in"]),
                 _bytes(x["bytes_out"]),
-                _seconds(x["heard_seconds"]),
+                _heard(x),
             ]
             for x in members
             if x["role"] == "server"
@@ -99,7 +116,7 @@ def show(text: str) -> None:
                 x["index"],
                 f"{x['pid']} on {x['host']}",
                 x["clock"],
-                _seconds(x["heard_seconds"]),
+                _heard(x),
                 ", ".join(f"{name} {number(value)}" for name, value in x["values"].items()),
             ]
             for x in members
@@ -182,6 +199,12 @@ def _bytes(n: int) -> str:
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.3g} {units[0]}"
+
+
+def _heard(member: dict[str, Any]) -> str:
+    """When a member was last heard of; it may be away, and has failure_timeout to come back."""
+    away = member["away_seconds"]
+    return _seconds(member["heard_seconds"]) if away is None else f"away for {_seconds(away)}"
 
 
 def _seconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from windlass._handshake import GREETING_BYTES, HELLO_BYTES, WELCOME_BYTES
+from windlass._net.handshake import GREETING_BYTES, HELLO_BYTES, WELCOME_BYTES
 from windlass.testing.faults import KINDS, Direction, Faults
 
 HANDSHAKE_BYTES: dict[Direction, int] = {"up": HELLO_BYTES, "down": GREETING_BYTES + WELCOME_BYTES}

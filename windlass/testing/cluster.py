@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import Any
 
 import windlass
-from windlass._address import Address, bound_to
-from windlass._address import listen as listen_on
+from windlass._net.address import Address, bound_to
+from windlass._net.address import listen as listen_on
 from windlass.observe.operator import Operator
 from windlass.observe.status import fetch
 
 EXIT_S = 5.0  # from being asked to end to SIGKILL
+STATUS_S = 60.0  # for a scheduler on a busy machine to begin and to answer
 _BACKLOG = 1024
 
 
@@ -111,11 +112,15 @@ class LocalCluster:
             cluster.servers[1].kill()
 
     Workers are this process (``connect()``) or processes of their own (``worker(code, rank, world_size)``).
-    settings: as in a file of settings, by name.
+    settings: as in a file of settings, by name. prelude: Python code that the scheduler runs first, to show what a flaw
+    in it does.
     """
 
-    def __init__(self, servers: int = 2, *, token: str = "a token of tests", config: str = "", **settings: Any) -> None:
+    def __init__(
+        self, servers: int = 2, *, token: str = "a token of tests", config: str = "", prelude: str = "", **settings: Any
+    ) -> None:
         self.token = token
+        self._prelude = prelude
         self.servers: list[Process] = []
         self.workers: list[Process] = []
         self.address = ""
@@ -149,7 +154,7 @@ class LocalCluster:
             with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
                 file.write(self._config)
             more["WINDLASS_CONFIG"] = file.name
-        self.scheduler = Process(role("scheduler"), self.environment(**more), [listen_fd])
+        self.scheduler = Process(role("scheduler", self._prelude), self.environment(**more), [listen_fd])
         if self._config:
             until(lambda: "listening" in self.scheduler.output() or self.scheduler.process.poll() is not None, "up", 30)
             os.unlink(file.name)
@@ -171,7 +176,7 @@ class LocalCluster:
 
     def status(self) -> dict[str, Any]:
         """What `windlass status --json` prints."""
-        return dict(json.loads(fetch(Address.parse(self.address), self.token.encode())))
+        return dict(json.loads(fetch(Address.parse(self.address), self.token.encode(), timeout=STATUS_S)))
 
     def members(self, kind: str) -> list[dict[str, Any]]:
         """Those of one role."""
@@ -203,9 +208,10 @@ class LocalCluster:
         self.close()
 
 
-def role(name: str) -> list[str]:
+def role(name: str, prelude: str = "") -> list[str]:
     """The command of a scheduler or a server."""
-    return [sys.executable, "-m", "windlass.launch.roles", name]
+    main = ["-c", f"{prelude}\nfrom windlass.launch.roles import main\nraise SystemExit(main())"]
+    return [sys.executable, *(main if prelude else ["-m", "windlass.launch.roles"]), name]
 
 
 _started: "weakref.WeakSet[LocalCluster]" = weakref.WeakSet()

@@ -8,8 +8,8 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Literal
 
-from windlass._address import Address, bound_to, dial, listen
 from windlass._errors import InvalidArgument
+from windlass._net.address import Address, bound_to, dial, listen
 from windlass.testing._relay import Connection, Control
 from windlass.testing.faults import Direction, Faults
 

@@ -1,6 +1,6 @@
 """Gates in the simulation: what servers keep of clocks, and workers that close, wait and go on.
 
-Who is waited for follows from the views that a server has heard (`_core.Crowd`), and what a pull waits for from the
+Who is waited for follows from the views that a server has heard (`_core.Workers`), and what a pull waits for from the
 closes that have come (`_core.Gate`): the very code that ships. What is checked is the promise: when a gate opens, and
 when an update is made, every worker of the server's view has closed enough, as the workers themselves know it; and once
 faults stop nobody waits for ever.
@@ -22,7 +22,7 @@ RETRY_SECONDS = 0.5
 PACE_SECONDS = 0.3  # what an iteration takes
 
 
-class Standing(NamedTuple):
+class ClockReport(NamedTuple):
     """What a server says of a worker's clock."""
 
     own: int
@@ -37,7 +37,7 @@ class Gates:
     """Of a server."""
 
     def __init__(self, app: str, world: "World") -> None:
-        self.crowd = _core.Crowd(app)
+        self.crowd = _core.Workers(app)
         self.world = world
         self.policy = world.policy
         self.gates: dict[int, _core.Gate] = {}
@@ -55,14 +55,14 @@ class Gates:
             self.gates[shard] = _core.Gate(*self.policy) if gate is None else gate
             self._tell()
 
-    def enter(self, rank: int, incarnation: int, clock: int | None) -> Standing:
+    def enter(self, rank: int, incarnation: int, clock: int | None) -> ClockReport:
         """A worker begins at a clock, or asks where it would."""
         if clock is not None and self.crowd.enter(rank, incarnation, clock):
             self._tell()
         owns = [max(gate.clock_of(rank), gate.made) for gate in self.gates.values()]
         clocks = [clock for gate in self.gates.values() for rank, clock in self._clocks(gate)]
         highest = max([gate.highest for gate in self.gates.values()], default=0)
-        return Standing(
+        return ClockReport(
             min(owns, default=2**60),
             max(owns, default=0),
             min(clocks, default=None),
@@ -114,7 +114,7 @@ class Clock:
         """Asks where it stands."""
         self._ask_all(None, self._place)
 
-    def _place(self, standing: Standing) -> None:
+    def _place(self, standing: ClockReport) -> None:
         rounds = self.worker.world.policy[0] == 1
         if standing.waited:
             clock = standing.own_highest if standing.starts else standing.own if standing.own < 2**60 else 0
@@ -127,7 +127,7 @@ class Clock:
             self._iterate()
             return
 
-        def entered(now: Standing) -> None:
+        def entered(now: ClockReport) -> None:
             self.clock = clock
             if in_place or not rounds or now.highest <= clock:
                 self._iterate()
@@ -137,9 +137,9 @@ class Clock:
 
         self._ask_all(clock, entered)
 
-    def _ask_all(self, clock: int | None, then: Callable[[Standing], None]) -> None:
+    def _ask_all(self, clock: int | None, then: Callable[[ClockReport], None]) -> None:
         """Every server, one after the other; then what they say together."""
-        rank, said = self.worker.rank, list[Standing]()
+        rank, said = self.worker.rank, list[ClockReport]()
         self._note(clock or 0)
 
         def ask(index: int) -> None:
@@ -147,10 +147,10 @@ class Clock:
                 then(_together(said))
                 return
 
-            def handle(server: "Server") -> Standing:
+            def handle(server: "Server") -> ClockReport:
                 return server.gates.enter(rank, self.incarnation, clock)
 
-            def heard(standing: Standing | None) -> None:
+            def heard(standing: ClockReport | None) -> None:
                 said.extend([] if standing is None else [standing])
                 ask(index + 1)
 
@@ -257,8 +257,8 @@ def _close(shard: int, rank: int, clock: int, server: "Server") -> bool:
     return True
 
 
-def _together(said: list[Standing]) -> Standing:
-    return Standing(
+def _together(said: list[ClockReport]) -> ClockReport:
+    return ClockReport(
         min([one.own for one in said], default=2**60),
         max([one.own_highest for one in said], default=0),
         min([one.lowest for one in said if one.lowest is not None], default=None),

@@ -2,11 +2,11 @@
 
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
-partitions, crashes, restarts, processes that stand still, and a scheduler whose time jumps. In every second history the
-workers that remain wait for a replacement of one that was lost; in every third one workers lease data; in all of them
-the app grows by a worker, and there is a second tensor, like the first, whose shards move with those. In the end
-faults stop, the cluster settles, and everything that was promised is checked.
-The same seed gives the same history, to the last event.
+partitions, crashes, restarts, processes that stand still and are reset meanwhile, and a scheduler whose time jumps. In
+every second history the workers that remain wait for a replacement of one that was lost; in every third one workers
+lease data; in all of them workers meet at barriers, the app grows by a worker, and there is a second tensor, like the
+first, whose shards move with those. In the end faults stop, the cluster settles, and everything that was promised is
+checked. The same seed gives the same history, to the last event.
 
     python -m windlass.testing.simulation --seeds 200
 """
@@ -24,11 +24,13 @@ from collections.abc import Callable
 
 from windlass import _core
 from windlass.control import messages as m
+from windlass.control.barrier import Barrier
 from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
 from windlass.control.liveness import Liveness
 from windlass.control.model import Member as Known
 from windlass.control.model import Moving, Spec, Terms
 from windlass.control.state import State
+from windlass.testing.simulated_barriers import BARRIERS, FIRST_QUESTION, Arriving, check_barriers, check_passing
 from windlass.testing.simulated_gates import GATED, POLICIES, Clock, Gates
 from windlass.testing.simulated_leases import LEDGERS, Leasing, NotedLedger, check_leases
 
@@ -36,6 +38,7 @@ CLUSTER = 7
 SHARDS = 6
 FAULTS_SECONDS = 60.0
 SETTLE_SECONDS = 60.0
+FAILURE_SECONDS = 5.0  # failure_timeout
 APP = "default"
 RETRY_SECONDS = 0.5  # a client asks after requests that have no answer
 COPY_SECONDS = 0.05  # a shard's way from one server to another
@@ -66,6 +69,7 @@ class World:
         self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
         self.leases = seed % 3 == 0
         self.leasing: list[Leasing] = []  # by all processes of workers
+        self.stands: dict[int, int] = {}  # workers by incarnation, and the last barrier each has arrived at
         self.history = hashlib.sha256()
         self.counts: collections.Counter[str] = collections.Counter()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -118,9 +122,11 @@ class World:
         self._until(FAULTS_SECONDS + SETTLE_SECONDS / 2)
         self._bring_together()
         half = {worker.incarnation: worker.clock.clock for worker in self.workers if worker.clock is not None}
+        passed = {worker.incarnation: worker.arriving.passed for worker in self.workers if worker.arriving is not None}
         self._until(FAULTS_SECONDS + SETTLE_SECONDS)
         self.check()
         self._check_clocks(half)
+        check_barriers(self, passed)
         check_leases(self, APP)
 
     def violated(self, what: str) -> None:
@@ -171,6 +177,10 @@ class World:
                     self.after(self.random.uniform(0.1, 0.5), server.lose_control)
             case "still":
                 who.still = True
+                if self.random.random() < 0.5:  # and its connections are reset meanwhile
+                    self.counts["resets of who stands still"] += 1
+                    who.lose_beat()
+                    who.lose_control()
                 self.after(self.random.uniform(0.5, 15), who.wake)
             case "partition":
                 incarnation = who.incarnation
@@ -206,6 +216,14 @@ class World:
                 self.brain.move(shard, target.index)
 
         self.after(3.0, order)
+
+    def check_death(self, incarnation: int, why: str) -> None:
+        """Whoever lives is given up for silence alone, and not before its time is up."""
+        for member in [*self.servers, *self.workers]:
+            if member.alive and member.incarnation == incarnation:
+                self.counts["living given up"] += 1
+                if (silent := self.now - member.heard_at) < FAILURE_SECONDS:
+                    raise Violation(f"{member.name} was given up after {silent:.2f} s of silence: {why}")
 
     def check(self) -> None:
         """Whether everything that was promised is so."""
@@ -305,6 +323,15 @@ class _Hasty(State):
         self._move_over(move, why)
 
 
+class _Impatient(Liveness):
+    """Takes a connection that is broken for a process that is gone."""
+
+    def disconnected(self, member: int, now: float) -> None:
+        super().disconnected(member, now)
+        if member in self.away(now):
+            self.gone(member, "its connection broke", now)
+
+
 class Brain:
     """The scheduler process around the state machine."""
 
@@ -312,9 +339,12 @@ class Brain:
         self.world = world
         kind = {"views": _Forgetful, "moves": _Hasty}.get(world.broken, State)
         read = _like_nothing if world.broken == "alike" else _spec
-        self.state = kind(Terms(CLUSTER, servers, failure_timeout=5.0, linger=True), read, lambda a, b: a == b)
+        self.state = kind(
+            Terms(CLUSTER, servers, failure_timeout=FAILURE_SECONDS, linger=True), read, lambda a, b: a == b
+        )
         self.state.new_ledger = LEDGERS.get(world.broken, NotedLedger)
-        self.alive = Liveness(5.0)
+        self.state.new_barrier = BARRIERS.get(world.broken, Barrier)
+        self.alive = (_Impatient if world.broken == "grace" else Liveness)(FAILURE_SECONDS)
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
         self.of: dict[int, int] = {}  # the connection of each member
         self._sleeps = 0
@@ -328,7 +358,12 @@ class Brain:
 
     def feed(self, event: Event) -> None:
         self.world.note(event)
-        self._do(self.state.handle(event))
+        app = self.state.apps.get(APP)
+        barrier = 0 if app is None else app.barrier.number
+        actions = self.state.handle(event)
+        if app is not None:
+            check_passing(self.world, app, barrier)
+        self._do(actions)
 
     def sleep(self, seconds: float) -> None:
         """It stands still: what arrives waits, in order."""
@@ -351,6 +386,7 @@ class Brain:
         def look() -> None:
             for member, why in self.alive.look(self.world.now):
                 self.world.counts["deaths"] += 1
+                self.world.check_death(member, why)
                 self.feed(Died(member, why))
 
         self.awake(look)
@@ -441,6 +477,7 @@ class Member:
         self._number = 0  # of its connections
         self._inbox: collections.deque[tuple[int, m.Message]] = collections.deque()
         self._beating = False
+        self.heard_at = 0.0  # by the scheduler
 
     def join(self) -> m.Join:
         raise NotImplementedError
@@ -454,10 +491,19 @@ class Member:
         self._beat(self.incarnation)
 
     def crash(self) -> None:
-        """All its connections break, and it knows nothing any more."""
+        """All its connections break, and it knows nothing any more. On the scheduler's host the kernel tells of it."""
         self.alive = False
         self.lose_control()
         self.lose_beat()
+        if self.incarnation % 4 < 2:  # on that host
+            brain, incarnation = self.world.brain, self.incarnation
+            self.world.counts["ends known"] += 1
+            brain.awake(lambda: brain.alive.gone(incarnation, "its process has ended", self.world.now))
+
+    @property
+    def connections(self) -> int:
+        """How many there were; also counts each that broke."""
+        return self._number
 
     def wake(self) -> None:
         """After standing still."""
@@ -508,6 +554,7 @@ class Member:
                 if not self._beating:
                     self._beating = brain.alive.connected(incarnation, self.world.now)
                 brain.alive.heard(incarnation, self.world.now)
+                self.heard_at = self.world.now
 
             brain.awake(arrive)
         self.world.after(0.1, lambda: self._beat(incarnation))
@@ -741,6 +788,7 @@ class Worker(Member):
         self.view = 0
         self.clock: Clock | None = None
         self._leasing: Leasing | None = None
+        self.arriving: Arriving | None = None
         self._starts = 0
         self._owners: list[int] = []
         self._terms: list[int] = []
@@ -758,6 +806,7 @@ class Worker(Member):
             return
         self.view = 0
         self.clock = None
+        self.arriving = None
         self._starts += 1
         self._owners = []
         self._boxes.clear()
@@ -774,13 +823,17 @@ class Worker(Member):
 
     def heard(self, message: m.Message) -> None:
         match message:
-            case m.Welcome(_, rank):
+            case m.Welcome(_, rank, barrier=barrier):
                 self.rank = rank
+                if self.view == 0:
+                    self.arriving = Arriving(self, barrier)
             case m.View(_, number):
                 if number < self.view:
                     raise Violation(f"{self.name} was shown view {number} after {self.view}")
-                if self.incarnation not in [peer.incarnation for peer in message.workers]:
+                if self.rank not in [peer.index for peer in message.workers]:
                     raise Violation(f"{self.name} is not in the view that it is shown")
+                if any(peer.incarnation for peer in message.workers):
+                    raise Violation(f"{self.name} is told the incarnations of others")
                 if len({peer.index for peer in message.workers}) != len(message.workers):
                     raise Violation("two workers have one rank")
                 first, self.view = self.view == 0, number
@@ -788,6 +841,10 @@ class Worker(Member):
                     self._open()
                     self._push(self.incarnation)
                     self._lease()
+                    if self.arriving is not None:
+                        self.arriving.begin()
+            case m.Answer(number) if number >= FIRST_QUESTION and self.arriving is not None:
+                self.arriving.heard(message)
             case m.Answer() | m.Recall() if self._leasing is not None and not getattr(message, "placed", None):
                 self._leasing.heard(message)
             case m.Answer(1, error, _, placed) if placed and not error and not self._owners:

@@ -5,8 +5,8 @@ for x, y in windlass.torch.leased(dataset, batch_size=128):
     ...
 """
 
-from windlass.torch._beside import leave_to_servers
 from windlass.torch._data import LeasedLoader, LeasedSampler, leased
+from windlass.torch._ddp import leave_to_servers
 from windlass.torch._optimizer import ServerOptimizer
 
 __all__ = ["LeasedLoader", "LeasedSampler", "ServerOptimizer", "leased", "leave_to_servers"]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windlass._future import Future
-from windlass._rules import Average
-from windlass._step import Step
-from windlass._sync import Sync
+from windlass._objects.future import Future
+from windlass._objects.step import Step
+from windlass._rules.rule import Average
+from windlass._rules.sync import Sync
 from windlass.torch._flat import Memory
 
 if TYPE_CHECKING:
-    from windlass._cluster import Cluster
+    from windlass._client.cluster import Cluster
 
 
 class Buffers:

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from windlass._cluster import Cluster, default_cluster
+from windlass._client.cluster import Cluster
+from windlass._client.open_clusters import default_cluster
+from windlass._data.lease import Lease, Split
 from windlass._errors import InvalidArgument
-from windlass._lease import Lease, Split
 
 _OURS = ("batch_size", "batch_sampler", "drop_last", "sampler", "shuffle")
 

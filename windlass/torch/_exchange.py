@@ -9,12 +9,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from windlass._errors import Timeout, WindlassError
-from windlass._future import Future
+from windlass._objects.future import Future
 from windlass.torch._buffers import Buffers
 from windlass.torch._flat import Flat, Runs, Segment
 
 if TYPE_CHECKING:
-    from windlass._cluster import Cluster
+    from windlass._client.cluster import Cluster
 
 
 class Exchange(Protocol):

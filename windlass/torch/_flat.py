@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from windlass._arrays import as_torch, core_dtype
 from windlass._errors import InvalidArgument
-from windlass._rules import Rule
-from windlass._sync import Sync
+from windlass._objects.arrays import as_torch, core_dtype
+from windlass._rules.rule import Rule
+from windlass._rules.sync import Sync
 from windlass.torch._device import Mirror, lock_pages, strides_of
 from windlass.torch._rules import changed_in
 
 if TYPE_CHECKING:
-    from windlass._cluster import Cluster
+    from windlass._client.cluster import Cluster
 
 Runs = list[tuple[int, int]]
 _ALIGNED = 16  # elements

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from windlass._cluster import Cluster, default_cluster
-from windlass._delay import check_delay
+from windlass._client.cluster import Cluster
+from windlass._client.first_weights import Agreement
+from windlass._client.open_clusters import default_cluster
 from windlass._errors import InvalidArgument
-from windlass._first_weights import Agreement
-from windlass._rules import Rule
-from windlass._sync import BSP, Sync, parse_sync
-from windlass._tensor import check_weight
+from windlass._objects.delay import check_delay
+from windlass._objects.outputs import check_weight
+from windlass._rules.rule import Rule
+from windlass._rules.sync import BSP, Sync, parse_sync
 from windlass.torch._buffers import buffers_of
 from windlass.torch._exchange import Exchange, Late, Plain
 from windlass.torch._flat import Flat, Segment, check_parameter, pull_weights, put_weights
@@ -38,7 +39,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         (then its BatchNorm statistics are averaged, too), or an instance of torch.optim.SGD, Adam, AdamW, Adagrad,
         RMSprop, Adadelta, Adamax or NAdam, whose rule is used.
     rule: what servers do with a gradient (not for an instance of torch.optim).
-    sync: how tightly workers are coupled; ``BSP()`` unless said otherwise.
+    sync: how tightly workers are coupled (default: what ``connect(sync=)`` or ``--sync`` says, else ``BSP()``).
     name: of its tensors on the servers. A second optimizer of a worker gets another name by itself.
     cluster: ``connect()``'s; without it, the one that this process has, or a new one.
     overlap: gradients leave while the backward pass goes on.
@@ -67,7 +68,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._cluster = default_cluster() if cluster is None else cluster
         self._name = _name_for(self._cluster, name)
         self._what = f"ServerOptimizer {self._name!r}"
-        self._sync = parse_sync(sync, BSP(), self._what)
+        self._sync = parse_sync(sync, self._cluster._sync or BSP(), self._what)
         self._rule = rule
         self._delay = check_delay(delay, self._what)
         if clip_norm is not None and not clip_norm > 0:

@@ -16,13 +16,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from windlass._errors import InvalidArgument
-from windlass._future import Future
+from windlass._objects.future import Future
 from windlass.torch._buffers import Buffers
 from windlass.torch._device import Sender
 from windlass.torch._flat import Flat, Runs, Segment
 
 if TYPE_CHECKING:
-    from windlass._cluster import Cluster
+    from windlass._client.cluster import Cluster
 
 BUCKET_BYTES = 16 << 20
 _PRIORITY_MAX = 255

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from windlass._errors import InvalidArgument
-from windlass._optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RMSProp
-from windlass._rules import OPTIONS, Rule
-from windlass._user_rules import UserRule
+from windlass._rules.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RMSProp
+from windlass._rules.rule import OPTIONS, Rule
+from windlass._rules.user_rules import UserRule
 
 #: Options of torch.optim that change what an update is, and that our rules do not have.
 _FOREIGN = ("maximize", "amsgrad")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from windlass._errors import InvalidArgument
-from windlass._optimizers import NAdam
+from windlass._rules.optimizers import NAdam
 from windlass.torch._flat import Flat, Segment
 
 WEIGHT = "weight"  #: beside the names of torch's: the float32 that servers keep

@@ -1,7 +1,7 @@
 // Batch, Entry, Outcome: a request as shards see it, whoever brings it.
 //
 // A Batch is what all shards of a request about one object have in common; an Entry is one shard's share; an Outcome is
-// what became of it. A server makes them from the frames of a client, which nobody believes before check(); a client
+// what became of it. A server decodes them from a client's frames and trusts nothing in them before check(); a client
 // inside the process makes them from its own arrays. What happens to a shard is written once, in ServedObject::run().
 //
 //     Batch   push_pull of 'w', SGD's hyperparameters, session 3, arrays
@@ -11,6 +11,7 @@
 // Thread safety: a Batch does not change once its first entry runs; an Entry belongs to the thread that runs it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,15 +27,15 @@
 
 namespace windlass {
 
-// Who asks.
+// The caller of a request: its session and its worker.
 struct Caller {
-  uint32_t number = 0;  // of its session: under which shards keep its records
+  uint32_t number = 0;  // of its session: shards keep its records under this
   uint64_t incarnation = 0;
   uint32_t rank = Gate::kOutsider;  // of its worker in the object's app
 };
 
-// Arrays of the caller that are used in place, by all entries of a batch. `memory` keeps them; null where they are good
-// only while an entry runs.
+// Arrays of the caller that are used in place, by all entries of a batch. `memory` keeps them alive; null: they are
+// valid only while an entry runs.
 struct InPlace {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -54,8 +55,25 @@ struct Batch {
   double other_weight = 0;   // and without it
   bool in_place = false;     // the arrays are the caller's own
   InPlace arrays;
+  bool staged = false;       // under BSP: the caller has charged the staging quota for its copies
   bool streams = false;      // outputs bypass the cache
-  uint32_t deadline_ms = 0;  // after which nobody waits for what only reads; 0: none
+  uint32_t deadline_ms = 0;  // after which the caller no longer waits for a read; 0: none
+
+  // The numbers that travel with a push: hyperparameters, followed under BSP by the weights.
+  void write_numbers(double* to) const {
+    std::copy_n(hyper.v, limits::kRuleHyperMax, to);
+    to[limits::kRuleHyperMax] = weight;
+    to[limits::kRuleHyperMax + 1] = object_weight;
+    to[limits::kRuleHyperMax + 2] = other_weight;
+  }
+  // `hypers` says how many there are.
+  void read_numbers(const double* from) {
+    std::copy_n(from, limits::kRuleHyperMax, hyper.v);
+    if (hypers != limits::kPushNumbersMax) return;
+    weight = from[limits::kRuleHyperMax];
+    object_weight = from[limits::kRuleHyperMax + 1];
+    other_weight = from[limits::kRuleHyperMax + 2];
+  }
 };
 
 // What a vector operation does, and where the other shard is if it is not here (server/object/vector.h).
@@ -65,31 +83,34 @@ struct VectorStep {
 };
 
 struct Entry {
-  static constexpr uint64_t kNextSequence = ~uint64_t{0};  // of a caller inside the process: the next one, at its turn
+  static constexpr uint64_t kNextSequence = ~uint64_t{0};  // from inside the process: assigned at the turn
+
+  Entry() {}  // NOLINT: a defaulted one is a memset, which GCC makes an instruction that takes longer than 14 stores
 
   uint32_t shard = 0;
   uint32_t term = 0;
-  uint64_t sequence = kNextSequence;  // its own where the operation is numbered, else the push that it must see
+  uint64_t sequence = kNextSequence;  // its own if the operation is numbered, else the last push it must see
   uint64_t clock = 0;
-  uint64_t value = 0;           // what else the operation asks: a version, a place in a scan, the weight of a close
-  uint64_t follows = 0;         // of a close: the clock up to which its worker had closed the shard before
-  uint16_t flags = 0;           // wire::PartFlag
+  uint64_t value = 0;           // the operation's own: a version, a position in a scan, the weight of a close
+  uint64_t follows = 0;         // of a close: the clock up to which its worker closed the shard before
+  uint16_t flags = 0;           // wire::BlockFlag
   uint32_t items = 0;           // spans or keys
-  const Span* spans = nullptr;  // one of the two, for what moves numbers; `at` counts from `in` and `out`
+  const Span* spans = nullptr;  // one of the two, if it moves numbers; `at` counts from `in` and `out`
   const Keyed* keyed = nullptr;
-  const std::byte* in = nullptr;    // numbers that it brings
-  std::byte* out = nullptr;         // where the numbers of its answer go
-  const std::byte* body = nullptr;  // what else it says: a query, an expression, what is put
+  const std::byte* encoded = nullptr;  // from a frame: spans or keys that check() has not decoded yet
+  const std::byte* in = nullptr;       // the numbers it brings
+  std::byte* out = nullptr;            // where the numbers of its answer are written
+  const std::byte* body = nullptr;     // its argument: a query, an expression, the planes of a put
   uint32_t body_bytes = 0;
-  uint64_t numbers_bytes = 0;          // of `in`, where they came with it
+  uint64_t numbers_bytes = 0;          // of `in`, if they came with the entry
   const VectorStep* vector = nullptr;  // of a vector operation
 
   bool closes() const { return (flags & wire::kCloses) != 0; }
   bool empty() const { return (flags & wire::kEmpty) != 0; }  // only uses up its sequence
 };
 
-// Whether outputs of an operation bypass the cache: those of a request that writes much, `all_bytes`, to an object
-// whose own are no trifle.
+// Whether an operation's outputs bypass the cache: the request writes much in all (`all_bytes`), and not too little to
+// this object (`own_bytes`).
 inline bool streams(const OpTraits& op, uint64_t all_bytes, uint64_t own_bytes) {
   const size_t least = op.numbered ? limits::kStreamBytesMin : limits::kStreamPullBytesMin;
   return all_bytes >= least && own_bytes >= limits::kStreamPartBytesMin;
@@ -100,20 +121,20 @@ inline bool brings_gradient(const Batch& b, const Entry& e) { return b.op->contr
 
 struct Outcome {
   Status status;
-  uint64_t sequence = 0;  // the last of the caller's that was applied to the shard
-  uint64_t clock = 0;     // up to which everybody's pushes are in what the entry saw
+  uint64_t sequence = 0;  // the caller's last that was applied to the shard
+  uint64_t clock = 0;     // up to which the entry saw everybody's pushes
   uint64_t value = 0;     // the shard's version plus one, or what the operation counts
-  uint32_t term = 0;      // of a shard that is elsewhere: since when
+  uint32_t term = 0;      // of a shard that is elsewhere: since which term
   uint16_t flags = 0;
   std::string body;            // keys, the answer to a query
-  uint64_t numbers_bytes = 0;  // written to Entry::out, where that is not the caller's own array
+  uint64_t numbers_bytes = 0;  // written to Entry::out, if that is not the caller's own array
   int64_t waited_ns = 0;       // at the gate
   uint32_t waited_for = Gate::kOutsider;
-  UserCode::Ref call;            // a function of the user's that is to run first, without the turn
+  UserCode::Ref call;            // a user's function that must run first, without the turn
   const Hyper* hyper = nullptr;  // of a push, while it is applied: corrected for its staleness
-  bool reads_later = false;      // its push was applied; it looks at the weights when the gate opens
+  bool reads_later = false;      // its push was applied; it reads the weights when the gate opens
 
-  // Without the turn: runs the function, whose result is the body.
+  // Runs the function, without the turn; its result becomes the body.
   void finish(UserCode* code);
   void refuse(Status why) {
     status = std::move(why);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/os.h"
+#include "base/breaks.h"
 
 namespace windlass {
 namespace {
@@ -28,7 +28,7 @@ void combine_into(const RuleKernels& rule, T* into, const T* g, size_t n) {
   (std::is_same_v<T, double> ? rule.dense_f64 : rule.dense_i64)({}, d);
 }
 
-// Some elements of one push: in the tensor's dtype and weighed.
+// Copies a span of one push, in the tensor's dtype and weighed.
 template <class T>
 void read_push(const BspUpdates::Push& push, const Span& span, bool mean, T* to) {
   if (span.n == 0) return;  // there may be no numbers at all
@@ -76,19 +76,23 @@ void BspUpdates::Push::copy_numbers(uint64_t item_bytes, uint64_t all_bytes, Sta
   charged = true;
   memory = std::shared_ptr<const void>(copy, [quota, all_bytes](const void* p) {
     delete[] static_cast<const std::byte*>(p);
-    quota->refund(all_bytes);
+    if (quota != nullptr) quota->refund(all_bytes);
   });
 }
 
 bool BspUpdates::add(Push push, const Gate& gate) {
   if (push.iteration < gate.made()) return false;
   if (gate.clock_of(push.rank) > push.iteration) return false;
-  std::erase_if(pushes_, [&](const Push& p) {
-    const bool another = p.incarnation != push.incarnation && p.incarnation != 0 && push.incarnation != 0;
-    return another && p.rank == push.rank && !gate.has_closed(p.rank, p.iteration);
-  });
+  drop_lost(push.rank, push.incarnation, gate);
   insert(std::move(push));
   return true;
+}
+
+void BspUpdates::drop_lost(uint32_t rank, uint64_t incarnation, const Gate& gate) {
+  std::erase_if(pushes_, [&](const Push& p) {
+    const bool another = p.incarnation != incarnation && p.incarnation != 0 && incarnation != 0;
+    return another && p.rank == rank && !gate.has_closed(p.rank, p.iteration);
+  });
 }
 
 void BspUpdates::insert(Push push) {
@@ -109,7 +113,7 @@ bool BspUpdates::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
 
 void BspUpdates::fold(const Gate& gate, const Target& target) {
   const uint64_t iteration = gate.made();
-  // Up to the first of those who are waited for that has not closed the iteration.
+  // The first rank that is waited for and has not closed the iteration.
   uint32_t limit = Gate::kOutsider;
   for (const Gate::Worker& w : gate.workers()) {
     if (!w.waited || w.clock > iteration) continue;
@@ -117,22 +121,51 @@ void BspUpdates::fold(const Gate& gate, const Target& target) {
     break;
   }
   const auto of_iteration = [&](const Push& p) { return p.iteration == iteration && p.rank < limit; };
-  size_t end = 0;  // behind the last that need not be kept any longer
+  size_t end = 0;  // after the last push whose memory should be freed
   for (size_t i = 0; i < pushes_.size() && of_iteration(pushes_[i]); ++i) {
     if (pushes_[i].memory == nullptr || pushes_[i].charged) end = i + 1;
   }
   while (end != 0 && end < pushes_.size() && of_iteration(pushes_[end]) && pushes_[end].rank == pushes_[end - 1].rank)
     ++end;
+  secure(&end, target);
   for (size_t begin = 0; begin < end;) {
     size_t next = begin + 1;
     while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
     if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
     begin = next;
   }
-  // Who is not waited for and has not closed was lost, or its view is still on the way.
+  // A worker that is not waited for and has not closed was lost, or its view is still on the way.
   const auto last = std::remove_if(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end),
                                    [&](const Push& p) { return gate.has_closed(p.rank, iteration); });
   pushes_.erase(last, pushes_.begin() + static_cast<ptrdiff_t>(end));
+}
+
+// What is looked at must be what is used, and an update is made of all of a push or nothing: so the copy comes first.
+// The other workers' pushes make the update without it.
+void BspUpdates::secure(size_t* end, const Target& target) {
+  const bool rejects =
+      target.table != nullptr ? target.table->spec().reject_nonfinite : target.tensor->spec().reject_nonfinite;
+  if (!rejects || broken(Break::kNonfinite)) return;
+  for (size_t i = 0; i < *end;) {
+    Push& push = pushes_[i];
+    const uint64_t item = size_of(push.dtype) * (target.table != nullptr ? target.table->spec().dim : 1);
+    if (push.lent && !push.charged) push.copy_numbers(item, push.items() * item, nullptr);
+    if (!push.lent || kernels().finite(push.dtype, push.numbers, push.items() * item / size_of(push.dtype))) {
+      push.lent = false;
+      ++i;
+      continue;
+    }
+    const std::string& name = target.table != nullptr ? target.table->name() : target.tensor->name();
+    note({push.iteration, push.rank, changed_on_loan("'" + name + "': the gradient", target.shard, false)});
+    if (!push.summed) sum_.dropped += push.weight;
+    pushes_.erase(pushes_.begin() + static_cast<ptrdiff_t>(i));
+    --*end;
+  }
+}
+
+void BspUpdates::note(Failure failure) {
+  if (errors_.size() == kErrorsMax) errors_.erase(errors_.begin());
+  errors_.push_back(std::move(failure));
 }
 
 void BspUpdates::add_worker(size_t begin, size_t end, const Target& target) {
@@ -151,7 +184,7 @@ void BspUpdates::add_worker(size_t begin, size_t end, const Target& target) {
   sum_.any = true;
 }
 
-// Several pushes of one worker become one; that is added to the sum of the workers before it.
+// Combines the pushes of one worker, then adds the result to the sum of the workers before it.
 template <class T>
 void BspUpdates::add_dense(size_t begin, size_t end, const Target& target) {
   const Cut& cut = target.tensor->cut();
@@ -251,7 +284,7 @@ void BspUpdates::add_rows(size_t begin, size_t end, const Target& target) {
   RowSum worker;
   for (size_t i = begin; i < end; ++i) {
     const Push& push = pushes_[i];
-    RowSum rows;  // repeated keys of one push come first
+    RowSum rows;  // repeated keys of one push are combined first
     std::vector<uint32_t> times;
     for (const Keyed& key : push.keyed) {
       bool fresh = false;
@@ -306,7 +339,8 @@ Status BspUpdates::apply(const Target& target, double weight) {
                       {sum_.numbers.data(), nullptr, dtype, dtype, false});
 }
 
-// The usual case: every worker pushed the whole shard once, and nothing was added up yet. The same sums in one pass.
+// The usual case: every worker pushed the whole shard once, and nothing was added up yet. Makes the same sums in one
+// pass.
 bool BspUpdates::make_at_once(size_t end, const Gate& gate, const Target& target,
                               const std::vector<Waiting*>& waiting) {
   if (sum_.any || end == 0 || target.tensor == nullptr || target.tensor->spec().dtype != Dtype::kFloat32) return false;
@@ -323,7 +357,7 @@ bool BspUpdates::make_at_once(size_t end, const Gate& gate, const Target& target
     terms.push_back({reinterpret_cast<const float*>(p.numbers) + p.spans[0].at, static_cast<float>(p.weight)});
     weight += p.weight;
   }
-  const double all = gate.weight(gate.made());
+  const double all = gate.weight(gate.made()) - sum_.dropped;
   std::vector<Mean::Copy> copies;
   for (Waiting* const w : waiting) {
     const Waiting::Wants wants = w->wants(gate.made() + 1);
@@ -339,42 +373,46 @@ void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool
   const uint64_t iteration = gate.made();
   size_t end = 0;
   while (end < pushes_.size() && pushes_[end].iteration <= iteration) ++end;
+  secure(&end, target);
   std::vector<Waiting*> waiting;
-  if (last && own != nullptr) waiting.push_back(own);
-  if (last) shard.parked.each([&](Waiting& w) { waiting.push_back(&w); });
+  if (last && target.tensor != nullptr) {  // nobody has a whole shard of a table written
+    if (own != nullptr) waiting.push_back(own);
+    shard.parked.each([&](Waiting& w) { waiting.push_back(&w); });
+  }
   if (make_at_once(end, gate, target, waiting)) {
     ++shard.version;
+    sum_.dropped = 0;
     pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
     return;
   }
   for (size_t begin = 0; begin < end;) {
     size_t next = begin + 1;
     while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
-    // What was pushed and never closed does not count: its worker was lost.
+    // A push that was never closed does not count: its worker was lost.
     if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
     begin = next;
   }
   pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
   if (sum_.any) {
-    const double weight = gate.weight(iteration);
+    const double weight = gate.weight(iteration) - sum_.dropped;
     const Status status = apply(target, weight > 0 ? weight : sum_.weight);
     if (status.ok()) {
       ++shard.version;
     } else {
-      if (errors_.size() == kErrorsMax) errors_.erase(errors_.begin());
-      errors_.push_back({iteration, status});
+      note({iteration, Gate::kOutsider, status});
     }
   }
   sum_.any = false;
-  sum_.weight = 0;
+  sum_.weight = sum_.dropped = 0;
   sum_.covered.clear();
   sum_.rows.clear();
-  if (pushes_.empty()) sum_.numbers = {};  // a shard at rest keeps nothing
+  if (pushes_.empty()) sum_.numbers = {};  // an idle shard keeps no memory
 }
 
-Status BspUpdates::error(uint64_t iteration) const {
-  for (const auto& [which, status] : errors_) {
-    if (which == iteration) return status;
+Status BspUpdates::error(uint64_t iteration, uint32_t rank) const {
+  for (const Failure& failure : errors_) {
+    if (failure.iteration == iteration && (failure.rank == rank || failure.rank == Gate::kOutsider))
+      return failure.status;
   }
   return {};
 }
@@ -476,6 +514,7 @@ Status BspUpdates::put(const std::byte* body, size_t bytes, const Gate& gate, co
   push.hyper = head.hyper;
   push.dtype = static_cast<Dtype>(head.dtype);
   push.summed = head.summed != 0;
+  push.lent = !push.summed;  // it may have been when it was copied
   const bool is_table = target.table != nullptr;
   const Dtype stored = is_table ? Dtype::kFloat32 : target.tensor->spec().dtype;
   if (!may_travel(push.dtype, stored)) return wrong;
@@ -523,17 +562,6 @@ void make_updates(Shard& shard, const Target& target, Waiting* own) {
     gate.advance(gate.made() + 1);
   }
   gate.forget(gate.made());
-}
-
-void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t clock, double weight) {
-  Gate& gate = *shard.gate;
-  if (!gate.close(rank, clock, weight, os::now_ns())) return;
-  if (gate.sync().rounds()) {
-    if (shard.staged != nullptr) static_cast<BspUpdates&>(*shard.staged).fold(gate, target);
-    make_updates(shard, target);
-  }
-  std::vector<std::unique_ptr<Waiting>> freed;
-  shard.parked.free(shard, &freed);
 }
 
 }  // namespace windlass

@@ -1,8 +1,8 @@
-// BspUpdates: what was pushed to a shard under BSP and waits for its update.
+// BspUpdates: the pushes to a shard under BSP that wait for their update.
 //
-// Update c is made when everybody has closed c (sync/gate.h), from what each contributed: first what one worker pushed,
-// in the order of its sequences, then the workers in the order of their ranks. So it is the same numbers in the same
-// order whoever comes first:
+// Update c is made when everybody has closed c (sync/gate.h). It first adds up each worker's pushes in the order of
+// their sequences, then the workers in the order of their ranks. So the numbers and their order do not depend on who
+// comes first:
 //
 //     rank 0   w * g
 //     rank 1   w * g  +  w' * g'   (two pushes)          ((rank 0 + rank 1) + rank 2) / all weights   ->   rule
@@ -10,8 +10,8 @@
 //
 // Optimizers take the mean, Sum adds, Max and Min take the largest and the smallest, Assign the highest rank's.
 //
-// A push that lies in its worker's arena stays there. What came over a socket is added to a running sum as soon as all
-// lower ranks have closed the iteration; until then it waits in memory that is limited.
+// A push that lies in its worker's arena stays there. A push that came over a socket is added to a running sum as soon
+// as all lower ranks have closed the iteration; until then it waits in memory that the staging quota limits.
 //
 // Thread safety: the holder of the shard's turn.
 #pragma once
@@ -29,7 +29,7 @@
 
 namespace windlass {
 
-// Whose shard it is.
+// A shard and its object.
 struct Target {
   Tensor* tensor = nullptr;  // one of the two
   Table* table = nullptr;
@@ -40,7 +40,7 @@ class BspUpdates final : public Staged {
  public:
   struct Push {
     uint32_t rank = 0;
-    uint64_t incarnation = 0;  // of the worker, if known: what a lost one has not closed ends when another takes over
+    uint64_t incarnation = 0;  // of the worker, if known: a replacement drops what a lost worker has not closed
     uint64_t iteration = 0;
     double weight = 1;
     Hyper hyper;
@@ -48,39 +48,42 @@ class BspUpdates final : public Staged {
     std::vector<Span> spans;   // of a tensor; `at` counts from `numbers`
     std::vector<Keyed> keyed;  // of a table, likewise in rows
     const std::byte* numbers = nullptr;
-    uint64_t bytes = 0;                  // of the numbers, where they have to be copied to stay
-    std::shared_ptr<const void> memory;  // what keeps the numbers; null: they are good while the turn is held
-    bool charged = false;                // the memory is limited
-    bool summed = false;                 // it is the running sum of all workers up to this rank, and weighed
+    uint64_t bytes = 0;                  // of the numbers, if they must be copied
+    std::shared_ptr<const void> memory;  // keeps the numbers alive; null: valid while the turn is held
+    bool charged = false;                // it is a copy, which holds limited memory
+    bool lent = false;                   // they are, or were copied from, memory that its worker may change at any time
+    bool summed = false;                 // it is the running sum, weighed, of all workers up to this rank
 
     uint64_t items() const {  // elements, or rows
       uint64_t n = keyed.size();
       for (const Span& s : spans) n += s.n;
       return n;
     }
-    // Its own copy of the numbers, one behind the other, `item_bytes` each; they count against the quota until it is
-    // gone, which has been charged.
+    // Makes its own copy of the numbers, back to back, `item_bytes` each. The caller has charged the quota, and the
+    // copy refunds it when it is freed. Nullptr: somebody else charged it and refunds it.
     void copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota* quota);
   };
 
-  // False when it is not counted: it comes too late, or repeats what a worker that was lost has closed here.
+  // False if the push is dropped: it is too late, or repeats what a lost worker has closed here.
   bool add(Push push, const Gate& gate);
-  // Whether all lower ranks have closed the iteration, and the one before it is made: what this worker pushes goes into
+  // Whoever pushes or closes has the rank: drops what another incarnation pushed under it and has not closed.
+  void drop_lost(uint32_t rank, uint64_t incarnation, const Gate& gate);
+  // Whether all lower ranks have closed the iteration and all updates before it are made: this worker's pushes go into
   // the running sum as soon as it closes, too.
   static bool is_next(uint32_t rank, uint64_t iteration, const Gate& gate);
-  // Adds to the running sum what can be, so that memory that is limited, or good for this turn only, is used no more.
+  // Adds what it can to the running sum, to free memory that is limited or valid for this turn only.
   void fold(const Gate& gate, const Target& target);
-  // Everything as bytes, for a shard that moves: whole pushes, but rows of a table in pieces of at most so many bytes.
+  // Everything as bytes, for a shard that moves: whole pushes, but a table's rows in pieces of at most `bytes_max`.
   std::vector<std::string> copy(const Gate& gate, const Target& target, size_t bytes_max) const;
   // One of them, at the shard's new place; its memory counts against the quota.
   Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, StagingQuota* quota);
 
-  // Makes the next update. If there is no memory for its rows it changes nothing: error() says so for a while. `last`:
-  // none follows, and who waits for it may be served.
+  // Makes the next update. Without memory for its rows it changes nothing, and error() reports that for a while.
+  // `last`: no other update follows, so it may write the outputs of those that wait for it, `own` among them.
   void make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own);
-  Status error(uint64_t iteration) const;
-  const std::vector<Push>& waiting() const { return pushes_; }  // what is not in the running sum
-  // The first iteration there is anything for; Gate::kNone when there is none.
+  Status error(uint64_t iteration, uint32_t rank) const;
+  const std::vector<Push>& waiting() const { return pushes_; }  // not in the running sum yet
+  // The first iteration with pushes; Gate::kNone if there is none.
   uint64_t first(const Gate& gate) const;
 
  private:
@@ -96,14 +99,17 @@ class BspUpdates final : public Staged {
   };
   struct Sum {
     bool any = false;
-    uint32_t last = 0;  // the highest rank in it
-    double weight = 0;  // of the pushes in it
-    Hyper hyper;        // of the lowest rank
+    uint32_t last = 0;   // the highest rank in it
+    double weight = 0;   // of the pushes in it
+    double dropped = 0;  // of those that their workers counted and that were dropped
+    Hyper hyper;         // of the lowest rank
     std::vector<std::byte> numbers;
     std::vector<uint8_t> covered;  // empty: everything
     RowSum rows;
   };
 
+  // Copies lent numbers of the first *end pushes that must be finite, and drops those that are not any more.
+  void secure(size_t* end, const Target& target);
   bool make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting);
   void insert(Push push);
   void add_worker(size_t begin, size_t end, const Target& target);
@@ -115,13 +121,16 @@ class BspUpdates final : public Staged {
 
   std::vector<Push> pushes_;  // by iteration, rank, and order of arrival
   Sum sum_;                   // of the next update
-  std::vector<std::pair<uint64_t, Status>> errors_;
+  struct Failure {
+    uint64_t iteration;
+    uint32_t rank;  // whose push it was; Gate::kOutsider: everybody's
+    Status status;
+  };
+  void note(Failure failure);
+  std::vector<Failure> errors_;
 };
 
-// With the turn: makes every update that is complete. `own`: somebody who has not been parked.
+// With the turn: makes every update that is complete. `own`: the entry at hand, which is not parked.
 void make_updates(Shard& shard, const Target& target, Waiting* own = nullptr);
-
-// With the turn: a worker inside this process has closed everything before `clock`. Whoever waited for that goes on.
-void close_in_turn(const Target& target, Shard& shard, uint32_t rank, uint64_t clock, double weight);
 
 }  // namespace windlass

@@ -1,5 +1,5 @@
-// What a server asks of an entry that came in a frame, before it runs: ServedObject::check and its kin. Nothing of the
-// entry is believed before; afterwards its items are decoded, in memory of this thread's that the next check() reuses.
+// ServedObject::check and its kin: what a server checks of an entry from a frame before it runs. Nothing in the entry
+// is trusted before; afterwards its items are decoded, in memory of this thread that the next begin_checks() reuses.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -15,13 +15,13 @@ namespace {
 thread_local std::vector<Span> t_spans;
 thread_local std::vector<Keyed> t_keyed;
 
-constexpr uint64_t kRowsMax = uint64_t{1} << 32;  // of an array: Keyed counts no further
+constexpr uint64_t kRowsMax = uint64_t{1} << 32;  // of an array: Keyed counts them with 32 bits
 
 bool placed(const Entry& e) { return (e.flags & wire::kPlaced) != 0; }
 size_t span_bytes(const Entry& e) { return (placed(e) ? 3 : 2) * sizeof(uint64_t); }
 size_t key_bytes(const Entry& e) { return (placed(e) ? 2 : 1) * sizeof(uint64_t); }
 
-// Whether `n` elements at `at` lie within an array of so many bytes.
+// Whether `n` elements at `at` lie within an array of `bytes` bytes.
 bool fits(uint64_t at, uint64_t n, uint64_t bytes, Dtype dtype) {
   const uint64_t elements = bytes / size_of(dtype);
   return at <= elements && n <= elements - at;
@@ -34,6 +34,29 @@ bool is_finite(Dtype dtype, uint64_t a) {
 }
 
 }  // namespace
+
+void ServedObject::begin_checks(uint64_t items) {
+  t_spans.clear();
+  t_keyed.clear();
+  // Entries point into these, so they must not move. Whole shards are spans that `items` does not count.
+  t_spans.reserve(items + limits::kBlockEntriesMax);
+  t_keyed.reserve(items + 1);  // never null, also for an entry without keys
+}
+
+uint64_t ServedObject::numbers_bytes(const Batch& b, const Entry& e) const {
+  if (!brings_gradient(b, e) || b.in_place) return 0;
+  if (table_ != nullptr) return uint64_t{e.items} * spec_.table.dim * size_of(b.in_dtype);
+  const Cut& cut = tensor_->cut();
+  if (e.shard >= shards_) return 0;
+  uint64_t elements = 0;
+  if ((e.flags & wire::kWhole) != 0) elements = cut.end_of(e.shard) - cut.first_of(e.shard);
+  for (uint32_t i = 0; (e.flags & wire::kWhole) == 0 && i < e.items; ++i) {
+    uint64_t count = 0;
+    std::memcpy(&count, e.encoded + i * span_bytes(e) + sizeof count, sizeof count);
+    elements += std::min(count, limits::kNumbersBytesMax);
+  }
+  return elements * size_of(b.in_dtype);
+}
 
 Status ServedObject::check(const Batch& b, Entry* e, uint64_t* out_bytes) const {
   *out_bytes = 0;
@@ -72,35 +95,34 @@ Status ServedObject::check_spans(const Batch& b, Entry* e, uint64_t* out_bytes) 
   const TensorSpec& spec = spec_.tensor;
   const uint64_t first = cut.first_of(e->shard), end = cut.end_of(e->shard);
   uint64_t elements = end - first;
-  t_spans.clear();
+  const size_t from = t_spans.size();
+  if (e->body_bytes != 0)
+    return refused(Code::kShapeMismatch, std::to_string(e->body_bytes) + " bytes more than its spans have");
   if ((e->flags & wire::kWhole) != 0) {
     t_spans.push_back({first, elements, b.in_place ? first - b.arrays.base : 0});
   } else {
-    if (e->body_bytes != uint64_t{e->items} * span_bytes(*e)) {
-      return refused(Code::kShapeMismatch, "expected " + std::to_string(uint64_t{e->items} * span_bytes(*e)) +
-                                               " bytes of spans, saw " + std::to_string(e->body_bytes));
-    }
     const Layout layout = layout_of(spec.rule);
     const bool whole_rows = (layout.row_scalars != 0 || layout.by_row) && b.op->numbered;
-    // A pull may want elements several times; a push has each once.
+    // A pull may ask for an element several times; a push has each once.
     const uint64_t most = b.op->numbered ? end - first : limits::kNumbersBytesMax / size_of(b.out_dtype);
     elements = 0;
     for (uint32_t i = 0; i < e->items; ++i) {
       uint64_t s[3] = {};
-      std::memcpy(s, e->body + i * span_bytes(*e), span_bytes(*e));
+      std::memcpy(s, e->encoded + i * span_bytes(*e), span_bytes(*e));
       if (s[0] < first || s[0] >= end || s[1] > end - s[0] || s[1] > most - elements ||
           (whole_rows && (s[0] % cut.row != 0 || s[1] % cut.row != 0))) {
         return refused(Code::kShapeMismatch, "elements " + std::to_string(s[0]) + " + " + std::to_string(s[1]) +
                                                  " do not fit shard " + std::to_string(e->shard) + ", which has " +
                                                  std::to_string(first) + " to " + std::to_string(end));
       }
-      // In a frame the numbers lie one behind the other; elsewhere a place may be beyond the arrays, and is checked.
+      // In a frame the numbers lie back to back; in arenas a span may lie outside the arrays, which check_in_place()
+      // sees.
       t_spans.push_back({s[0], s[1], placed(*e) ? s[2] : b.in_place ? s[0] - b.arrays.base : elements});
       elements += s[1];
     }
   }
-  e->spans = t_spans.data();
-  e->items = static_cast<uint32_t>(t_spans.size());
+  e->spans = t_spans.data() + from;
+  e->items = static_cast<uint32_t>(t_spans.size() - from);
   if (b.in_place) WL_RETURN_IF_ERROR(check_in_place(b, *e));
   if (brings_gradient(b, *e)) {
     const uint64_t bytes = b.in_place ? 0 : elements * size_of(b.in_dtype);
@@ -124,7 +146,7 @@ Status ServedObject::check_spans(const Batch& b, Entry* e, uint64_t* out_bytes) 
   return {};
 }
 
-// Whether the caller's arrays have what the spans are about.
+// Checks that the spans lie within the caller's arrays.
 Status ServedObject::check_in_place(const Batch& b, const Entry& e) const {
   for (uint32_t i = 0; i < e.items; ++i) {
     const Span& s = e.spans[i];
@@ -138,7 +160,7 @@ Status ServedObject::check_in_place(const Batch& b, const Entry& e) const {
   return {};
 }
 
-// Of a gradient whose items are decoded.
+// Whether a gradient, whose items are decoded, is finite.
 bool ServedObject::finite(const Batch& b, const Entry& e) const {
   const uint64_t size = size_of(b.in_dtype);
   if (table_ != nullptr) {
@@ -153,11 +175,9 @@ bool ServedObject::finite(const Batch& b, const Entry& e) const {
 
 Status ServedObject::check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
-  const uint64_t rows = e->items, keys = rows * key_bytes(*e);
-  if (e->body_bytes != keys && (b.op->op != wire::Op::kErase || e->body_bytes < keys)) {
-    return refused(Code::kShapeMismatch,
-                   "expected " + std::to_string(keys) + " bytes of keys, saw " + std::to_string(e->body_bytes));
-  }
+  const uint64_t rows = e->items;
+  if (e->body_bytes != 0 && b.op->op != wire::Op::kErase)
+    return refused(Code::kShapeMismatch, std::to_string(e->body_bytes) + " bytes more than its keys have");
   const bool moves = b.op->contributes || b.op->returns;
   if (moves && b.in_place != placed(*e) && rows != 0)
     return refused(Code::kInvalidArgument, "rows in arenas have places, others have none");
@@ -168,10 +188,11 @@ Status ServedObject::check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) c
   }
   const uint64_t rows_in = b.in_place && brings_gradient(b, *e) ? b.arrays.in_bytes / row_in : ~uint64_t{0};
   const uint64_t rows_out = b.in_place && b.op->returns ? b.arrays.out_bytes / row_out : ~uint64_t{0};
-  t_keyed.resize(rows);
+  const size_t from = t_keyed.size();
+  t_keyed.resize(from + rows);
   for (uint32_t i = 0; i < rows; ++i) {
     uint64_t k[2] = {0, i};
-    std::memcpy(k, e->body + i * key_bytes(*e), key_bytes(*e));
+    std::memcpy(k, e->encoded + i * key_bytes(*e), key_bytes(*e));
     const uint64_t hash = mix(k[0]);
     if (k[1] >= std::min({rows_in, rows_out, kRowsMax})) {
       return refused(Code::kShapeMismatch,
@@ -182,11 +203,9 @@ Status ServedObject::check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) c
                                                  std::to_string(shard_of_hash(hash)) + ", not " +
                                                  std::to_string(e->shard));
     }
-    t_keyed[i] = {hash, static_cast<uint32_t>(k[1])};
+    t_keyed[from + i] = {hash, static_cast<uint32_t>(k[1])};
   }
-  e->keyed = t_keyed.data();
-  e->body += keys;
-  e->body_bytes -= static_cast<uint32_t>(keys);
+  e->keyed = t_keyed.data() + from;
   if (brings_gradient(b, *e)) {
     const uint64_t bytes = b.in_place ? 0 : rows * row_in;
     if (!may_travel(b.in_dtype, Dtype::kFloat32) || e->numbers_bytes != bytes) {
@@ -240,7 +259,7 @@ Status ServedObject::check_put(const Batch& b, Entry* e, uint64_t*) const {
   return {};
 }
 
-// But for the other tensor, whose numbers have been read (server/object/vector.h).
+// Does not check the other tensor, whose numbers have been read (server/object/vector.h).
 Status ServedObject::check_vector(const Batch& b, Entry* e, uint64_t*) const {
   const TensorSpec& spec = spec_.tensor;
   const VectorOp op = e->vector->item.op();

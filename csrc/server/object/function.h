@@ -1,4 +1,4 @@
-// A function of the user's that reads a shard: what it gets is copied at the shard's turn, and it runs without it.
+// A user's function that reads a shard. It gets a copy that is made at the shard's turn, and runs without the turn.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace windlass {
 
-// With the turn: a call that is ready to run. Of a table it gets rows from *from on, which becomes where the next call
-// goes on; *more says whether there is one.
+// With the turn: makes a call that is ready to run. On a table it gets rows from *from on; *from then says where the
+// next call continues, and *more whether there is one.
 UserCode::Ref read_part(const std::string& what, const wire::CallItem& item, const Target& target, uint64_t* from,
                         bool* more);
 // Without the turn: runs it.

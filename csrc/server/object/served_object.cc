@@ -97,7 +97,6 @@ std::pair<uint32_t, uint32_t> ServedObject::whereabouts(uint32_t index) {
   return at;
 }
 
-// Whether the shard is here under the entry's term.
 bool ServedObject::lets_in(const Entry& e, Shard& shard) const {
   Residence& home = shard.home;
   return home.serves(e.term) || home.opens(e.term) || (home.state == Residence::kHere && broken(Break::kTerms));
@@ -137,7 +136,7 @@ RowType ServedObject::row_type() const {
 void ServedObject::add_gate(Shard& shard) {
   if (!spec_.sync().gated()) return;
   shard.gate = std::make_unique<Gate>(spec_.sync());
-  shard.gate->set_view(context_.crowd->view(map_.object), os::now_ns());
+  shard.gate->set_view(context_.workers->view(map_.object), os::now_ns());
   shard.gate->begin();
 }
 
@@ -168,7 +167,7 @@ bool ServedObject::is_early(const Batch& b, const Entry& e, Shard& shard) const 
   if (gate == nullptr || !gate->sync().rounds() || !e.closes() || b.caller.rank == Gate::kOutsider) return false;
   if (b.op->numbered && e.sequence <= record.sequence) return false;  // a repeat
   return gate->clock_of(b.caller.rank) < (b.op->closes ? e.follows : e.clock) &&
-         !context_.crowd->given_up(b.caller.incarnation);
+         !context_.workers->given_up(b.caller.incarnation);
 }
 
 bool ServedObject::is_whole(const Entry& e) const {
@@ -183,7 +182,7 @@ Waiting::Wants ServedObject::wants(const Batch& b, const Entry& e) const {
   return {reinterpret_cast<float*>(e.out) + e.spans[0].at, b.streams};
 }
 
-// The entry at hand, beside those that were parked.
+// The entry at hand, as one of those that wait for the update.
 class Present final : public Waiting {
  public:
   Present(const Batch& batch, const Entry& entry, const ServedObject& object)
@@ -203,13 +202,15 @@ class Present final : public Waiting {
   bool served_ = false;
 };
 
-// With the turn: the entry closes its iteration here, or says that it has closed those before.
+// With the turn: the entry closes its iteration at this shard, or reports that earlier ones are closed.
 void ServedObject::close(const Batch& b, const Entry& e, Shard& shard, bool refused, bool* has_read) {
   Gate& gate = *shard.gate;
-  const int64_t now = os::now_ns();
+  const int64_t now = time_for(gate);
   bool moved = false;
   if (e.closes()) {
-    const bool nothing = refused || (b.op->numbered && !brings_gradient(b, e));  // or it was taken back
+    if (shard.staged != nullptr)
+      static_cast<BspUpdates&>(*shard.staged).drop_lost(b.caller.rank, b.caller.incarnation, gate);
+    const bool nothing = refused || (b.op->numbered && !brings_gradient(b, e));  // or taken back
     const double weight = b.op->closes ? std::bit_cast<double>(e.value) : nothing ? b.other_weight : b.object_weight;
     moved = gate.close(b.caller.rank, b.op->closes ? e.clock : e.clock + 1, weight, now);
   } else if (!gate.sync().rounds()) {
@@ -223,7 +224,7 @@ void ServedObject::close(const Batch& b, const Entry& e, Shard& shard, bool refu
   context_.staging->changed();
 }
 
-// Under BSP a push waits for its update. False: there is no room for it.
+// Under BSP a push waits for its update. False if the staging quota has no room for it.
 bool ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stage stage) {
   const Gate& gate = *shard.gate;
   BspUpdates::Push push;
@@ -234,6 +235,7 @@ bool ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stag
   push.hyper = b.hyper;
   push.dtype = b.in_dtype;
   push.numbers = e.in;
+  push.lent = b.in_place;
   if (table_ != nullptr) {
     push.keyed.assign(e.keyed, e.keyed + e.items);
   } else {
@@ -244,25 +246,25 @@ bool ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stag
     push.memory = b.arrays.memory;
   } else if (push.iteration >= gate.made() && !(next && e.closes())) {
     const uint64_t row = size_of(b.in_dtype) * (table_ != nullptr ? spec_.table.dim : 1);
-    StagingQuota* const staging = context_.staging;
+    StagingQuota* const staging = b.staged ? nullptr : context_.staging;
     const uint64_t bytes = push.items() * row;
-    if (!staging->charge(bytes)) {
+    if (staging != nullptr && !staging->charge(bytes)) {
       if (!next && stage == Stage::kFresh) return false;
       staging->force(bytes);
     }
     push.copy_numbers(row, bytes, staging);
   }
   if (shard.staged == nullptr) shard.staged = std::make_unique<BspUpdates>();
-  if (!static_cast<BspUpdates&>(*shard.staged).add(std::move(push), gate)) context_.crowd->count_late();
+  if (!static_cast<BspUpdates&>(*shard.staged).add(std::move(push), gate)) context_.workers->count_late();
   return true;
 }
 
-// Whether a worker does again what the one whose place it took has closed here.
+// Whether a replacement repeats an iteration that the worker before it has closed here.
 static bool is_redone(const Batch& b, const Entry& e, const Gate* gate) {
   return gate != nullptr && brings_gradient(b, e) && e.clock < gate->clock_of(b.caller.rank);
 }
 
-// An entry that is numbered and whose turn has come.
+// Applies a numbered entry whose sequence is next.
 Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record& record, Status* status, Outcome* out,
                            Stage stage, bool* has_read) {
   Gate* const gate = shard.gate.get();
@@ -270,28 +272,31 @@ Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record&
   const bool redone = is_redone(b, e, gate);
   if (rounds && b.caller.rank == Gate::kOutsider && status->ok())
     *status = refused(Code::kInvalidArgument, "under BSP only workers of app '" + spec_.app() + "' push");
-  if (gate != nullptr && status->ok() && context_.crowd->given_up(b.caller.incarnation))
+  const bool given_up = gate != nullptr && context_.workers->given_up(b.caller.incarnation);
+  if (given_up && status->ok())
     *status = refused(Code::kClosed,
                       "rank " + std::to_string(b.caller.rank) + " was given up, and others went on without it");
   if (rounds && !redone && status->ok() && !contribute(b, e, shard, stage)) return Verdict::kFull;
-  // A refusal uses it up, too.
+  // A refused entry uses up its sequence, too.
   record.sequence = e.sequence == Entry::kNextSequence ? record.sequence + 1 : e.sequence;
   record.close(e.closes() ? e.clock + 1 : e.clock);
   if (!rounds && !redone && status->ok()) {
-    // Who will wait at the gate looks at the weights when it is open.
+    // An entry that will wait at the gate reads the weights when it opens.
     const uint64_t asked = gate != nullptr ? clock_asked(b, e) : 0;
-    out->reads_later = asked != 0 && !gate->opens(b.caller.rank, asked, os::now_ns());
+    out->reads_later = asked != 0 && !gate->opens(b.caller.rank, asked, time_for(*gate));
     if (!e.empty()) {
       const Hyper hyper = b.hyper.corrected(shard.version - record.seen);
       out->hyper = &hyper;
       *status = (this->*b.op->change)(b, e, out);
-      if (status->ok()) ++shard.version;
+      // A part of it may have been applied, if its numbers were changed meanwhile.
+      if (status->ok() || status->code() == Code::kBufferInUse) ++shard.version;
     }
-    // Whoever puts weights, or gets them back, knows them.
+    // A caller that puts weights or gets them back has seen this version.
     if (b.op->returns || b.op->op == wire::Op::kPut) record.seen = shard.version;
     *has_read = gate == nullptr || !gate->sync().rounds();
   }
-  if (gate != nullptr && !b.op->sets()) close(b, e, shard, !status->ok(), has_read);
+  // Who was given up closes nothing: somebody else may have its rank by now.
+  if (gate != nullptr && !given_up && !b.op->sets()) close(b, e, shard, !status->ok(), has_read);
   if (!used()) used_.store(true, std::memory_order_relaxed);
   if (status->code() == Code::kStaleMap && e.vector != nullptr) out->value = e.vector->other_at;
   if ((!status->ok() || b.op->keeps_value) && e.sequence != Entry::kNextSequence)
@@ -314,7 +319,7 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
   if (!near && stage < Stage::kTaken && is_early(b, e, shard) && !(b.op->numbered && broken(Break::kSequence)))
     return Verdict::kEarly;
   if (!b.op->numbered) {
-    if (b.op->closes && status.ok() && gate != nullptr && !context_.crowd->given_up(b.caller.incarnation))
+    if (b.op->closes && status.ok() && gate != nullptr && !context_.workers->given_up(b.caller.incarnation))
       close(b, e, shard, false, &has_read);
   } else {
     Admission admission = stage >= Stage::kTaken ? Admission::kRepeat
@@ -323,15 +328,17 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
     if (admission != Admission::kApply && stage < Stage::kTaken && broken(Break::kSequence))
       admission = Admission::kApply;
     switch (admission) {
-      case Admission::kGap: break;  // that is early
+      case Admission::kGap: break;  // returned as early above
       case Admission::kRepeat:
         record.close(e.clock);
-        if (near) break;  // it has waited at the gate
-        if (const Record::Kept* kept = record.find(e.sequence); kept != nullptr) {
+        if (near) break;  // back from the gate
+        // A repeat that is not what was done under its number may not be read: nothing of it was decoded.
+        if (const Record::Kept* kept = record.find(e.sequence);
+            kept != nullptr && (checked.ok() || !kept->status.ok())) {
           status = kept->status;
           out->value = kept->value;
         } else if (b.op->op == wire::Op::kVector) {
-          status = {};  // it was done: what the other tensor is by now does not matter
+          status = {};  // it was applied: the other tensor's present state does not matter
         }
         break;
       case Admission::kApply: {
@@ -343,9 +350,9 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
   }
   if (gate != nullptr && status.ok()) {
     const uint64_t asked = clock_asked(b, e);
-    if (asked != 0 && !gate->opens(b.caller.rank, asked, os::now_ns())) return Verdict::kGated;
+    if (asked != 0 && !gate->opens(b.caller.rank, asked, time_for(*gate))) return Verdict::kGated;
     if (gate->sync().rounds() && b.op->contributes && shard.staged != nullptr)
-      status = static_cast<BspUpdates&>(*shard.staged).error(e.clock);
+      status = static_cast<BspUpdates&>(*shard.staged).error(e.clock, b.caller.rank);
   }
   if (status.ok() && !has_read && b.op->read != nullptr && !(b.op->numbered && e.empty()))
     status = (this->*b.op->read)(b, e, out);
@@ -364,17 +371,17 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
   return Verdict::kDone;
 }
 
-// The clock up to which everybody's pushes are in what the entry saw, its own worker's clock where there is nobody
-// else. A worker whose pushes may be dropped learns it from every answer, else it would never catch up.
+// The clock up to which the entry saw everybody's pushes; its own worker's clock if there is nobody else. A worker
+// whose pushes may be dropped learns it from every answer, else it would never catch up.
 uint64_t ServedObject::seen(const Batch& b, const Entry& e, const Shard& shard) const {
   const uint64_t asked = b.op->returns && b.op->numbered ? e.clock + 1 : e.clock;
   const bool looks = b.op->returns;
-  if (b.caller.rank == Gate::kOutsider || context_.crowd->alone()) return asked;
+  if (b.caller.rank == Gate::kOutsider || context_.workers->alone()) return asked;
   if (!looks && (shard.gate == nullptr || !shard.gate->sync().may_drop())) return asked;
   const uint64_t others =
-      shard.gate != nullptr ? shard.gate->seen(b.caller.rank) : context_.crowd->slowest(b.caller.rank);
+      shard.gate != nullptr ? shard.gate->seen(b.caller.rank) : context_.workers->slowest(b.caller.rank);
   const uint64_t seen = others == Gate::kNone ? asked : others;
-  if (looks) context_.crowd->count_pull(asked, seen);
+  if (looks) context_.workers->count_pull(asked, seen);
   return seen;
 }
 
@@ -385,7 +392,7 @@ const std::byte* ServedObject::peek(const Batch& b, const Entry& e, Shard& shard
   if (!lets_in(e, shard)) return nullptr;
   Record& record = shard.records.of(b.caller.number, b.caller.incarnation);
   if (e.sequence > record.sequence) return nullptr;
-  if (shard.gate != nullptr && !shard.gate->opens(b.caller.rank, e.clock, os::now_ns())) return nullptr;
+  if (shard.gate != nullptr && !shard.gate->opens(b.caller.rank, e.clock, time_for(*shard.gate))) return nullptr;
   const Cut& cut = tensor_->cut();
   out->sequence = record.sequence;
   out->clock = seen(b, e, shard);

@@ -1,6 +1,7 @@
 // What operations do to a shard and read from it, at its turn. server/object/op.cc says which does what.
 #include <cstring>
 
+#include "base/breaks.h"
 #include "server/object/function.h"
 #include "server/object/served_object.h"
 #include "tensor/planes.h"
@@ -9,7 +10,7 @@ namespace windlass {
 
 Status ServedObject::apply(const Batch& b, const Entry& e, Outcome* out) {
   const bool reads = b.op->returns && !out->reads_later;
-  const Arrays arrays{e.in, reads ? e.out : nullptr, b.in_dtype, b.out_dtype, b.streams};
+  const Arrays arrays{e.in, reads ? e.out : nullptr, b.in_dtype, b.out_dtype, b.streams, b.in_place};
   const bool answers = arrays.out != nullptr && !b.in_place;
   if (table_ != nullptr) {
     WL_RETURN_IF_ERROR(table_->apply(e.shard, *out->hyper, e.keyed, e.items, arrays));
@@ -23,10 +24,10 @@ Status ServedObject::apply(const Batch& b, const Entry& e, Outcome* out) {
 }
 
 Status ServedObject::read_numbers(const Batch& b, const Entry& e, Outcome* out) {
-  if (e.out == nullptr && b.in_place) return {};  // nobody wants them any more
-  const Arrays arrays{nullptr, e.out, Dtype::kFloat32, b.out_dtype, b.streams};
+  if (e.out == nullptr && b.in_place) return {};  // the caller has given up
+  const Arrays arrays{nullptr, e.out, Dtype::kFloat32, b.out_dtype, b.streams, false};
   if (table_ != nullptr) {
-    // A push_pull that comes again only reads: its rows were made when it was applied, and may be gone since.
+    // A repeated push_pull only reads: its rows were made when it was applied, and may have been erased since.
     const bool creates = (e.flags & wire::kCreates) != 0 && !b.op->numbered;
     WL_RETURN_IF_ERROR(table_->read(e.shard, e.keyed, e.items, arrays, creates));
     if (!b.in_place) out->numbers_bytes = uint64_t{e.items} * spec_.table.dim * size_of(b.out_dtype);
@@ -50,11 +51,24 @@ Status ServedObject::erase(const Batch&, const Entry& e, Outcome* out) {
   return {};
 }
 
-Status ServedObject::put(const Batch&, const Entry& e, Outcome*) {
+Status ServedObject::put(const Batch& b, const Entry& e, Outcome*) {
   wire::PutItem item;
-  std::memcpy(&item, e.body, sizeof item);  // it was checked
+  std::memcpy(&item, e.body, sizeof item);  // checked before
   const std::byte* from = e.in;
   const std::vector<Tensor::Piece> pieces = tensor_of(e.shard).pieces_of(e.shard);
+  std::vector<std::byte> own;  // of lent numbers, which may have changed since
+  if (b.in_place && spec_.tensor.reject_nonfinite && !broken(Break::kNonfinite)) {
+    const auto is_put = [&](size_t i) { return (item.planes >> i & 1) != 0; };
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (!is_put(i)) continue;
+      const size_t at = own.size();
+      own.insert(own.end(), from + at, from + at + pieces[i].bytes);
+      const Dtype dtype = i == 0 ? spec_.tensor.dtype : Dtype::kFloat32;
+      if (!kernels().finite(dtype, own.data() + at, pieces[i].bytes / size_of(dtype)))
+        return changed_on_loan(what() + ": what is put", e.shard, false);
+    }
+    from = own.data();
+  }
   for (size_t i = 0; i < pieces.size(); ++i) {
     if ((item.planes >> i & 1) == 0) continue;
     if (pieces[i].bytes != 0) std::memcpy(pieces[i].data, from, pieces[i].bytes);

@@ -8,7 +8,7 @@
 namespace windlass {
 namespace {
 
-// Rows [first, end) of a tensor, which lie in this shard, some at a time, until `visit` returns false.
+// Visits rows [first, end) of a tensor, which lie in this shard, a block at a time, until `visit` returns false.
 template <class F>
 void visit_rows(const Tensor& tensor, uint32_t shard, uint64_t first, uint64_t end, F visit) {
   const Cut& cut = tensor.cut();
@@ -66,7 +66,7 @@ Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Progra
   return Program::parse(bytes, n, rows, Program::Type::kBool, "where", where);
 }
 
-// how many at most u64; where there is more: flags u32 (1: keys alone), 4 zeros, predicate
+// Format: row limit u64; then, if there is more: flags u32 (1: keys only), 4 zero bytes, predicate.
 Status Scan::parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* out) {
   wire::Reader reader(bytes, n);
   Scan s;

@@ -1,4 +1,4 @@
-// Queries on one shard: what a server does for them, wherever the shard is.
+// What queries and scans do to one shard.
 //
 // Thread safety: the holder of the shard's turn.
 #pragma once
@@ -17,22 +17,23 @@ RowType row_type_of(const Target& target);
 // The shard's answer to a query that was parsed for its object.
 std::string shard_query(const Query& query, const Target& target);
 
-// The predicate of a delete: only rows for which it holds.
+// The predicate of a delete: only rows for which it holds are deleted.
 Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Program* where);
 
-// What a scan asks for: how many rows at most, whether their keys alone, and which of them.
+// What a scan asks for: at most how many rows, whether only their keys, and which rows.
 struct Scan {
   uint64_t most = 0;
   bool keys_only = false;
   bool filtered = false;
   Program where;
 
-  // Whatever is wrong is kInvalidArgument or kShapeMismatch.
+  // Errors are kInvalidArgument or kShapeMismatch.
   static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* out);
   static std::string encode(uint64_t most, bool keys_only, const std::string& where);
 };
 
-// Keys from *from on, and rows unless only keys are wanted; false when those were the last. A tensor has keys alone.
+// Keys from *from on, and their rows unless only keys are wanted; false if those were the last. A tensor returns only
+// keys.
 bool scan(const Scan& scan, const Target& target, uint64_t* from, std::vector<uint64_t>* keys,
           std::vector<float>* weights);
 

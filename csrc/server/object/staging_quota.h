@@ -1,4 +1,5 @@
-// StagingQuota: what pushes that wait for their update may take together. Whoever finds no room can wait for it.
+// StagingQuota: limits the memory of all pushes that wait for their update. A caller that finds no room can wait for
+// it.
 //
 // Thread safety: every method from any thread.
 #pragma once
@@ -21,23 +22,22 @@ class StagingQuota {
     } while (!used_.compare_exchange_weak(used, used + bytes, std::memory_order_seq_cst));
     return true;
   }
-  // Beyond the limit, for who must not wait.
+  // Charges beyond the limit, for a caller that must not wait.
   void force(uint64_t bytes) { used_.fetch_add(bytes, std::memory_order_seq_cst); }
   void refund(uint64_t bytes) {
     used_.fetch_sub(bytes, std::memory_order_seq_cst);
     changed();
   }
-  bool has_room(uint64_t bytes) const { return used() + bytes <= bytes_max_; }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
-  // Who found none remembers changes() from before it looked, and waits until they are others.
+  // To wait for room: read changes() before charge(), and wait until it differs.
   uint32_t changes() const { return changes_.load(std::memory_order_seq_cst); }
   void wait(uint32_t seen, int64_t ns) {
     waiters_.fetch_add(1, std::memory_order_seq_cst);
     os::wait(changes_, seen, ns);
     waiters_.fetch_sub(1, std::memory_order_seq_cst);
   }
-  // There may be room now, or no need for it.
+  // Wakes all waiters: there may be room now, or they may need none.
   void changed() {
     changes_.fetch_add(1, std::memory_order_seq_cst);
     if (waiters_.load(std::memory_order_seq_cst) != 0) os::wake_all(changes_);

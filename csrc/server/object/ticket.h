@@ -1,14 +1,14 @@
-// Ticket: an entry that waits in its shard: for earlier pushes of its session, for other workers, or for room. Whoever
-// changes the shard runs the tickets that have become ready, at the same turn (session/parked.h), and delivers them
-// afterwards, without the turn.
+// Ticket: an entry that waits in its shard, for earlier pushes of its session or for other workers. Whoever changes the
+// shard runs the tickets that have become ready, at the same turn (session/parked.h), and then delivers them.
 //
 //     run() -> kGated -> Ticket in the shard ... close of another worker -> ready() -> run() -> Freed -> deliver()
 //
-// What a ticket keeps, and who gets its outcome, is the business of the two kinds there are: of a client inside the
-// process (client/near.h) and of a connection (server/remote_ticket.h).
+// A ticket whose sink reads later leaves the shard as *due*: it may be answered, but what it reads has not been read.
 //
-// Thread safety: the holder of the shard's turn. A sink takes no turn; one that may wait for anything is called
-// without.
+// There are two kinds, which differ in what they keep and in who gets the outcome: LocalTicket, of a client inside the
+// process (client/op/local_route.h), and RemoteTicket, of a connection (server/net/waiting_block.h).
+//
+// Thread safety: the holder of the shard's turn. A sink takes no turn; one that may block is called without the turn.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace windlass {
 
 class Ticket;
 
-// Who gets outcomes.
+// Receives outcomes.
 class Sink {
  public:
   // Tickets of this sink that have run, in the order of Ticket::order().
@@ -39,11 +39,11 @@ class Ticket : public Waiting {
   bool run(Shard& shard) final;
   Wants wants(uint64_t clock) final;
   void served() final { stage_ = Stage::kServed; }
-  // Instead: it ends with this, and is then delivered.
+  // Ends it with `status` instead of running it; deliver it then.
   void end(const Status& status);
 
   virtual Sink& sink() = 0;
-  // What a sink may want together: a priority and a request.
+  // Sort key within a sink: priority and request.
   virtual std::pair<int, uint64_t> order() const { return {0, 0}; }
 
   ServedObject& object() const { return object_; }
@@ -51,28 +51,37 @@ class Ticket : public Waiting {
   const Entry& entry() const { return entry_; }
   Outcome& outcome() { return outcome_; }
   bool gated() const { return stage_ >= Stage::kTaken; }
-  bool taken() const { return stage_ >= Stage::kTaken; }  // its push was
+  bool taken() const { return stage_ >= Stage::kTaken; }  // its push was taken
+  bool due() const { return due_; }                       // all that is left to do is to read
   uint64_t asked() const { return asked_; }
   int64_t since_ns() const { return since_ns_; }
+  uint32_t blocker() const { return blocker_; }
+  // It has waited at the gate until now: notes for how long, and returns that.
+  int64_t end_wait(int64_t now_ns) {
+    outcome_.waited_for = blocker_;
+    return outcome_.waited_ns = now_ns - since_ns_;
+  }
 
  protected:
-  // why: kEarly, kGated or kFull.
+  // why: kEarly or kGated.
   Ticket(ServedObject& object, const Batch& batch, const Entry& entry, const Status& checked, Verdict why,
-         const Shard& shard);
+         const Shard& shard, int64_t now_ns);
 
-  // The arrays may have moved, or nobody may want the answer any more; there may be no memory for it.
+  // Called before each run: the arrays may have moved, the caller may have given up, or memory may have run out.
   virtual Status prepare(Entry*) { return {}; }
+  // Whether whoever gets the outcome does the reading.
+  virtual bool reads_later() const { return false; }
   Entry& own_entry() { return entry_; }
 
  private:
-  void stop_at_gate(const Shard& shard);
+  void stop_at_gate(const Shard& shard, int64_t now_ns);
 
   ServedObject& object_;
   const Batch& batch_;
   Entry entry_;
   Status checked_;
   Stage stage_;
-  bool full_;
+  bool due_ = false;
   uint64_t asked_ = 0;  // at the gate: the clock, since when, and for whom
   int64_t since_ns_ = 0;
   uint32_t blocker_ = Gate::kOutsider;

@@ -14,7 +14,7 @@ constexpr size_t kSpareBytesMax = size_t{64} << 20;
 constexpr size_t kLine = 64;
 constexpr int64_t kFindNs = 60'000'000'000;
 
-// A time of os::now_ns() as condition variables want it.
+// A time of os::now_ns() for condition variables.
 template <class Predicate>
 bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, int64_t deadline_ns,
                 Predicate done) {
@@ -54,7 +54,7 @@ class FoundRule final : public ForeignRule {
  private:
   Status lay_out(const Size& size, UserCode::Call* call) const {
     const uint64_t rows = size.elements / size.row;
-    const size_t each = lines(size.elements) + kLine;  // not all at the same distance from a page
+    const size_t each = lines(size.elements) + kLine;  // a line more, to vary the arrays' page offsets
     const size_t row_bytes = lines(rows * size.row_scalars), shard_bytes = lines(size.shard_scalars);
     const size_t bytes = each * (2u + size.vectors) + row_bytes + shard_bytes + lines(rows);
     std::byte* at = call->memory.room(bytes);
@@ -93,13 +93,13 @@ Status UserCode::find(const std::string& what, const RuleSpec& rule, std::shared
   return {};
 }
 
-// Fresh memory costs more than most functions do. But who ran a call lets go of it a moment after its end, and
-// somebody may have kept one of its arrays: only what nobody else has is used again.
+// Reuses a call if it can, since fresh memory costs more than most functions do; but only one that nobody else holds:
+// its thread lets go of it a moment after its end, and somebody may have kept one of its arrays.
 UserCode::Ref UserCode::take_call() {
   std::lock_guard lock(mutex_);
   const auto free = std::find_if(spare_.begin(), spare_.end(), [](const Ref& call) { return call.use_count() == 1; });
   if (free == spare_.end()) return std::make_shared<Call>();
-  std::atomic_thread_fence(std::memory_order_acquire);  // whatever the others did to it comes before
+  std::atomic_thread_fence(std::memory_order_acquire);  // after everything the other holders did to it
   Ref call = std::move(*free);
   spare_.erase(free);
   call->state_ = Call::kWaiting;
@@ -121,7 +121,7 @@ Status UserCode::run(const Ref& call) {
 }
 
 Status UserCode::wait_for(const Ref& call) {
-  // Nobody's shard waits while a rule is looked for.
+  // Finding a rule may take longer: no shard waits for it.
   const int64_t limit = call->kind == Call::kFind ? std::max(limit_ns_, kFindNs) : limit_ns_;
   const int64_t deadline = os::now_ns() + limit;
   std::unique_lock lock(mutex_);

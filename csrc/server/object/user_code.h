@@ -1,8 +1,7 @@
-// UserCode: calls of functions of the user's, which one thread of somebody else runs: Python's
-// (windlass/_user_code.py).
+// UserCode: a queue of calls of the user's functions. A thread of Python runs them (windlass/_rules/user_code.py).
 //
-// Whoever has work for a function makes a Call and waits until it is done, or until its time is up. A call owns the
-// memory it works on: one that is given up may go on for as long as it likes and changes nothing of ours.
+// A caller makes a Call and waits until it is done or its time is up. A call owns the memory it works on: one that was
+// given up may run on for as long as it likes and changes nothing of ours.
 //
 //     run() ---> calls_ ---> next()   the function runs   end() ---> run() returns
 //
@@ -27,7 +26,7 @@ namespace windlass {
 
 class UserCode : public std::enable_shared_from_this<UserCode> {
  public:
-  // What a function that reads gets of a shard, as a copy.
+  // The copy of a shard that a reading function gets.
   struct Part {
     std::string arguments;
     std::vector<std::byte> numbers;
@@ -37,18 +36,19 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
     uint32_t shard = 0;
     bool is_table = false;
   };
-  // Shared with whoever has one of its arrays, in Python without the object that stands for it there.
+  // Shared with everybody who has one of its arrays: in Python an array may outlive the object that stands for its
+  // call.
   struct Call : std::enable_shared_from_this<Call> {
     enum Kind : uint8_t { kFind, kApply, kRead } kind = kFind;
     std::string text;       // kFind, kRead: a name
-    Foreign foreign;        // kFind: all that is known of it
+    Foreign foreign;        // kFind: all that is known of the rule
     std::string what;       // the object, for messages
     uint64_t function = 0;  // the number it was found under; set by kFind
     ForeignRule::Size size;
     ForeignCall arrays;
     Buffer memory;
     Part part;                          // kRead
-    std::string result;                 // likewise
+    std::string result;                 // kRead
     std::atomic<bool> given_up{false};  // nobody waits for it any more
 
    private:
@@ -58,32 +58,32 @@ class UserCode : public std::enable_shared_from_this<UserCode> {
   };
   using Ref = std::shared_ptr<Call>;
 
-  // seconds: what a call may take, waiting for its turn included.
+  // seconds: the time limit of a call, including its time in the queue.
   explicit UserCode(double seconds) : limit_ns_(static_cast<int64_t>(seconds * 1e9)) {}
   virtual ~UserCode() = default;
 
-  // The rule of that name, if whoever runs the functions lets it be used.
+  // Finds the rule of that name, if the thread that runs the functions allows it.
   Status find(const std::string& what, const RuleSpec& rule, std::shared_ptr<ForeignRule>* out);
   // Waits until the call has ended; kFunctionFailed when its time was up first.
   Status run(const Ref& call);
 
-  // For who runs them. The next call; null when there is none until the deadline, or never again.
+  // For the thread that runs the functions. The next call; null if none came before the deadline, or after close().
   Ref next(int64_t deadline_ns);
   void end(const Ref& call, Status status);
-  // Waits until a call that runs is given up. False when none is until the deadline.
+  // Waits until a running call is given up. False if none was before the deadline.
   bool wait_given_up(int64_t deadline_ns);
   bool closed();
-  // Nobody runs calls any longer: all end with kClosed, and one that runs is given up.
+  // No more calls are run: all end with kClosed, and a running one is given up.
   void close();
 
  protected:
-  // Somebody is about to wait, who may have what the functions need.
+  // Called around a wait, to release what the functions need (the GIL).
   virtual void let_go(const std::function<void()>& wait) { wait(); }
 
  private:
   friend class FoundRule;
   Status wait_for(const Ref& call);
-  Ref take_call();  // one that was used before, if there is one: its memory is there
+  Ref take_call();  // reuses one and its memory, if it can
   void give_call(Ref call);
 
   const int64_t limit_ns_;

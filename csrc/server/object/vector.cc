@@ -5,11 +5,11 @@
 namespace windlass {
 namespace {
 
-// Where the other shard is, as it travels: the term above, the server below.
+// Where the other shard is, as it travels: term in the high half, server in the low one.
 uint64_t packed(std::pair<uint32_t, uint32_t> at) { return uint64_t{at.second} << 32 | at.first; }
 constexpr uint64_t kNowhere = 0xFFFFFFFF;
 
-// With the turn: whether a shard of that term is here. One that is frozen is: it changes only where it goes.
+// With the turn: whether the shard is here under that term. A frozen one is: it changes only at its new server.
 bool is_here(Residence& home, uint32_t term) {
   return home.serves(term) || home.opens(term) || (home.state == Residence::kFrozen && home.term == term);
 }

@@ -1,0 +1,169 @@
+// Session: one worker: its clock, and how far it has got with each object. Inside the process there may be several, for
+// threads that act as workers; links belong to one session. Handles (client/op/tensor.h, client/op/table.h) belong to a
+// session.
+//
+// Thread safety: every method from any thread.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "client/engine.h"
+#include "messages/messages.h"
+
+namespace windlass {
+
+class Owners;
+
+// An object on servers elsewhere: its spec and its map.
+struct Placed {
+  ObjectSpec spec;
+  Map map;
+};
+
+// The error of a request whose future nobody looked at. The next call on the object, tick() or close() raises it.
+class Unseen {
+ public:
+  void add(const Status& status);
+  Status take();  // the first one, and how many there were
+
+ private:
+  std::atomic<uint32_t> count_{0};
+  std::mutex mutex_;
+  Status first_;
+};
+
+// How far a session has got with one object. It outlives handles: an object that is opened again continues from here.
+struct Progress {
+  Progress(uint32_t shards, uint64_t clock) : sent(shards), closed(shards, clock), weights(shards) {}
+  std::vector<uint64_t> sent;    // the last sequence pushed to each shard; with its turn, or order_mutex()
+  std::vector<uint64_t> closed;  // the clock up to which each shard is closed; with clock_mutex()
+  // Under BSP, the weight of the present iteration's pushes at each shard, and the largest of those; with
+  // clock_mutex().
+  std::vector<double> weights;
+  double weight = 0;
+  Unseen unseen;
+
+  // The object, for closing its shards: one of the two, once it is open; with clock_mutex().
+  bool opened = false;
+  Sync sync;
+  std::shared_ptr<ServedObject> object;  // inside the process
+  std::shared_ptr<Owners> owners;        // on servers elsewhere
+};
+
+// The iteration that a push belongs to.
+struct Iteration {
+  uint64_t clock = 0;
+  bool closes = false;       // the push closes it, at the shards that it touches
+  double weight = 1;         // of the push
+  double object_weight = 1;  // of its worker's pushes to the object in this iteration, with this one
+  double other_weight = 0;   // and without it
+};
+
+// Shards of an object that a worker closes.
+struct ClosingShards {
+  std::shared_ptr<Progress> progress;
+  std::vector<uint32_t> shards;
+  std::vector<uint64_t> follows;  // by shard: the clock up to which it was closed before
+  double weight;                  // of the iteration's pushes to the object
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  static Status open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size, std::shared_ptr<Session>* out);
+
+  Engine& engine() { return *engine_; }
+  const std::shared_ptr<Engine>& shared_engine() const { return engine_; }
+  uint32_t number() const { return number_; }  // the server keeps its records under it
+  uint32_t rank() const { return rank_; }
+  uint32_t world_size() const { return world_size_; }
+  uint64_t incarnation() const { return incarnation_; }
+
+  // How many iterations this worker has closed.
+  uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
+  // Closes the iteration at every object that is still open. Does not wait for servers elsewhere.
+  // push_follows: if nothing is left to close, servers learn the clock with the next push to them; call tell_rest()
+  // after it.
+  Status tick(int64_t deadline_ns, bool push_follows = false);
+  Status tell_rest(int64_t deadline_ns);
+  // Tells every server this worker's clock, so that an object made now begins there.
+  Status tell_clock(int64_t deadline_ns);
+  // An iteration that has ended: the new clock, what closes with it, and the objects that the worker has open.
+  struct Ended {
+    uint64_t clock = 0;
+    std::vector<ClosingShards> closing;
+    std::vector<uint32_t> open;
+  };
+  // For a StepCall to servers elsewhere, which tells them.
+  Ended end_iteration();
+  bool may_close();                          // whether any server may have to hear of an iteration's end
+  bool must_tell(const Ended& ended) const;  // whether servers must hear of this one
+  void close_begins() { closes_under_way_.fetch_add(1, std::memory_order_relaxed); }
+  void close_ended();
+  // These servers have learned which objects the worker has open.
+  void heard_open(const std::vector<uint32_t>& open, const std::vector<uint32_t>& servers);
+  void add_unseen(const Status& status) { unseen_.add(status); }
+  // Whether a push of this clock to that server should also say that everything before it is closed.
+  bool tells(uint32_t server, uint64_t clock);
+  bool has_listeners() const;  // whether servers want to know this worker's clock
+  // Updates up to this clock were made without us: the next tick continues from there.
+  void catch_up(uint64_t clock);
+  // If others have begun already, begins at a clock that fits theirs.
+  Status enter(int64_t deadline_ns);
+  // Waits until everything that this worker has pushed and closed has arrived at its shards.
+  Status settle(int64_t deadline_ns);
+  // From then on nobody waits for this worker, and it waits for nobody.
+  Status leave(int64_t deadline_ns);
+  bool await_closes(int64_t deadline_ns);             // on their way to servers elsewhere
+  bool has_open_pushes();                             // that wait for this worker to close their iteration
+  uint32_t rank_at_gates() const;                     // inside the process
+  std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
+  // When it was last reported for whom this worker waits; the thread that advances it reports.
+  std::atomic<int64_t>& told_ns() { return told_ns_; }
+
+  std::mutex& order_mutex() { return order_mutex_; }  // held while pushes to servers elsewhere are numbered and queued
+
+  // Creates or opens an object on servers elsewhere. `spec.name` is a name of this app, or app/name.
+  Status place(ObjectSpec spec, int64_t deadline_ns, Placed* out);
+  Status list(int64_t deadline_ns, std::vector<Placed>* out);
+
+  std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
+  Status take_unseen();  // of any object
+  // The sum over all objects of the engine, including those that other sessions made.
+  Status fingerprint(int64_t deadline_ns, uint64_t* out);
+
+ private:
+  Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank, uint32_t world_size);
+
+  const std::shared_ptr<Engine> engine_;
+  Status attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns);
+  Ended end_iteration_locked();
+  void close_here(Ended ended);
+  Status tell(std::vector<uint32_t> servers, uint64_t clock, std::vector<uint32_t> open, int64_t deadline_ns);
+  Status tell(Ended ended, int64_t deadline_ns);
+  bool has_gates();
+  Status settle(bool gated_only, int64_t deadline_ns);
+  Status ask_clocks(uint64_t clock, int64_t deadline_ns, ClockReport* all);
+
+  const uint32_t number_, rank_, world_size_;
+  const uint64_t incarnation_;
+  std::atomic<uint64_t> clock_{0}, catch_up_{0};
+  std::atomic<bool> left_{false};
+  std::atomic<int64_t> told_ns_{0};
+  std::atomic<uint32_t> closes_under_way_{0};
+  // With clock_mutex_:
+  std::vector<uint32_t> told_open_;  // objects that every server knows this worker has open
+  std::vector<uint8_t> untold_;      // by server: whether it does not know the present clock yet
+  std::atomic<bool> any_untold_{false};
+  Unseen unseen_;  // of closes
+  std::mutex clock_mutex_, order_mutex_;
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Progress>> progress_;
+};
+
+}  // namespace windlass

@@ -1,0 +1,449 @@
+"""Clusters: where tensors and tables live."""
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from windlass import _core
+from windlass._client import open_clusters
+from windlass._client.barrier import NearBarrier
+from windlass._client.buffer_ring import Slots
+from windlass._client.near import Near
+from windlass._client.reports import Reports
+from windlass._data.lease import Lease, Split, make_lease
+from windlass._errors import InvalidArgument, WindlassError
+from windlass._net.address import Address
+from windlass._net.dial import Dialer
+from windlass._objects.arrays import as_numpy, core_dtype, dims_of, is_whole
+from windlass._objects.step import Step
+from windlass._objects.table import Table
+from windlass._objects.tensor import Tensor
+from windlass._objects.vector import root_of
+from windlass._release import Released, owns_native
+from windlass._rules.init import Init, Zeros
+from windlass._rules.rule import Assign, Rule
+from windlass._rules.sync import ASP, BSP, Sync, parse_sync
+from windlass._rules.user_rules import UserRule
+
+if TYPE_CHECKING:
+    from windlass._client.remote import Remote
+    from windlass._client.scheduler_client import Attendance
+
+_CLOSE_SECONDS = 5.0  # at most, after an error
+_FOREVER_SECONDS = 1e6
+
+
+class Patience(NamedTuple):
+    """Seconds that calls may take unless they say otherwise."""
+
+    pull: float
+    push: float
+
+
+@owns_native("_engine", "_session")
+class Cluster:
+    """One worker's view of the servers. Made by ``connect()``; a context manager that closes at the end."""
+
+    def __init__(
+        self,
+        engine: _core.Engine,
+        session: _core.Session,
+        dialer: Dialer | None,
+        timeout: float,
+        remote: "Remote | None" = None,
+        attendance: "Attendance | None" = None,
+        near: Near | None = None,
+        *,
+        sync: Sync | None,
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._dialer = dialer
+        self._remote = remote
+        self._attendance = attendance
+        self._timeout = timeout
+        self._sync = sync  # None: nobody has chosen one
+        self._reports = Reports()
+        if attendance is not None:
+            attendance.reports = self._reports
+        self._leases: dict[str, Lease] = {}  # by name
+        self._near = Near() if near is None else near
+        self._near_barrier: NearBarrier | None = None
+        self._at_barrier = threading.Lock()
+        self._further = False  # made by worker(), not by connect()
+        open_clusters.note(self)
+
+    def tensor(
+        self,
+        name: str,
+        shape: int | Sequence[int] | None = None,
+        *,
+        rule: Rule | None = None,
+        init: Init | None = None,
+        dtype: object = None,
+        seed: int = 0,
+        reject_nonfinite: bool = False,
+        sync: Sync | str | None = None,
+        like: Tensor | None = None,
+    ) -> Tensor:
+        """Creates a tensor, or opens it if it is there with the same spec.
+
+        dtype: float32, the default; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN
+        and infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
+        ``cluster.sync``).
+        like: a tensor of the same app. The new one has its shape and dtype, which are then not given, and every shard
+        lies on the same server, for good: vector operations such as ``y.axpy(a, x)`` work between the two. The rule is
+        ``Assign()`` unless another is given. It is part of the spec.
+        """
+        what = f"tensor {name!r}"
+        root = ""
+        if like is not None and isinstance(name, str):
+            root = root_of(self, name, like, shape, dtype)
+            shape, dtype, rule = like.shape, like.dtype, Assign() if rule is None else rule
+        if shape is None:
+            raise InvalidArgument(f"{what}: shape must be whole numbers, not None, unless it is like= another tensor")
+        dims = dims_of(what, shape)
+        self._check(what, name, rule, init, seed)
+        assert rule is not None
+        self._engine.check()
+        return Tensor(
+            self,
+            name,
+            dims,
+            rule,
+            init if init is not None else Zeros(),
+            np.float32 if dtype is None else dtype,
+            seed,
+            reject_nonfinite,
+            parse_sync(sync, self.sync, what),
+            root,
+        )
+
+    def table(
+        self,
+        name: str,
+        dim: int,
+        *,
+        rule: Rule,
+        init: Init | None = None,
+        seed: int = 0,
+        reject_nonfinite: bool = False,
+        sync: Sync | str | None = None,
+    ) -> Table:
+        """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec.
+
+        sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
+        """
+        what = f"table {name!r}"
+        if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
+            raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
+        self._check(what, name, rule, init, seed)
+        policy = parse_sync(sync, self.sync, what)
+        self._engine.check()
+        return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
+
+    @staticmethod
+    def _check(what: str, name: str, rule: Rule | None, init: Init | None, seed: int) -> None:
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidArgument(f"{what}: the name must be a string of printable characters")
+        if not isinstance(rule, Rule):
+            raise InvalidArgument(f"{what}: rule must be a windlass rule such as SGD(lr=0.1), not {rule!r}")
+        if init is not None and not isinstance(init, Init):
+            raise InvalidArgument(f"{what}: init must be a windlass initialiser such as Normal(std=0.01), not {init!r}")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**64:
+            raise InvalidArgument(f"{what}: seed must be a whole number between 0 and 2**64 - 1, not {seed!r}")
+
+    def empty(self, shape: int | Sequence[int], dtype: object = np.float32) -> Any:
+        """A registered array with undefined contents: requests use it in place, and borrow it until they are done.
+
+        ``torch.from_numpy`` of it is registered, too.
+        """
+        return as_numpy(self._engine.empty(list(dims_of("empty", shape)), core_dtype(dtype, "empty")))
+
+    def slots(self, shape: int | Sequence[int], dtype: object = np.float32, *, count: int = 2) -> Slots:
+        """Registered arrays that take turns: ``slots.next()`` is one that no request uses."""
+        if not is_whole(count) or count < 1:
+            raise InvalidArgument(f"slots: count must be a whole number of at least 1, not {count!r}")
+        return Slots(self, tuple(self.empty(shape, dtype) for _ in range(count)))
+
+    def worker(self, rank: int, world_size: int) -> "Cluster":
+        """A further worker on the same servers, for threads that act as workers; they share registered arrays."""
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < world_size < 2**32):
+            raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
+        self._engine.check()
+        if self._remote is None:
+            session = _core.Session(self._engine, rank, world_size)
+            made = Cluster(self._engine, session, None, self._timeout, near=self._near, sync=self._sync)
+            made._near_barrier = self._near.barriers.enter(rank, world_size)
+        elif self._attendance is not None:
+            from windlass._client.scheduler_client import join
+
+            made = join(self._attendance.at, rank, world_size, self._timeout, self._engine)
+        else:
+            made = self._remote.cluster(rank, world_size, self._timeout, self._engine)
+        made._further = True
+        return made
+
+    def _rule_spec(self, rule: Rule, shape: tuple[int, ...], *, is_table: bool = False) -> _core.RuleSpec:
+        """What the core needs to know of a rule. Makes sure that a server inside the process finds the user's own."""
+        spec = rule._spec(shape)
+        if isinstance(rule, UserRule):
+            if self._remote is None:
+                rule._prepare(shape, is_table)
+            self._know(rule._name(shape), rule._found)
+        return spec
+
+    def _know(self, name: str, found: object) -> None:
+        """Registers what a server inside the process has to find; others find it themselves."""
+        if self._remote is not None:
+            return
+        self._engine.check()
+        calls = self._near.calls(self._engine)
+        calls.own.add(name, found)
+        calls.start()
+
+    def lease(
+        self,
+        n: int,
+        *,
+        batch: int,
+        name: str = "data",
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        split: Split = "leased",
+        ahead_seconds: float = 45.0,
+        range: int | None = None,
+    ) -> Lease:
+        """This worker's part of `n` samples, leased from the scheduler; each iteration over it is one epoch.
+
+        ``for epoch in range(3): for indices in lease: ...`` gives int64 arrays of at most `batch` sample numbers. If a
+        worker dies, others get what it has not done; they also get what a slow worker has not begun. A lease is done
+        when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push).
+
+        name: workers that use the same name share the samples; all terms must be the same.
+        epochs: how often to go through the data. shuffle, seed: every epoch has an order of its own.
+        split: "static" gives worker r of W the batches r, r + W, ...: the same in every run of W workers, without a
+            scheduler; if a worker dies, its samples are lost.
+        ahead_seconds: how much work to hold, so that the scheduler may be away for so long.
+        range: how many samples one lease has, a multiple of `batch` (default: 8 batches, fewer where there are few).
+        """
+        self._engine.check()
+        return make_lease(
+            self,
+            n,
+            name=name,
+            batch=batch,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            split=split,
+            ahead_seconds=ahead_seconds,
+            range=range,
+        )
+
+    def _close_leases(self, timeout: float, *, failed: bool = False) -> None:
+        while self._leases:  # they refer to us: a cycle that the collector would not find
+            self._leases.popitem()[1]._close(timeout, failed=failed)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among the workers."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the app has; where there is a scheduler it may grow."""
+        if self._attendance is not None and self._session.world_size:
+            return self._attendance.view.world_size
+        return max(self._session.world_size, 1)  # a reader is none of them
+
+    @property
+    def clock(self) -> int:
+        """How many iterations this worker has closed."""
+        return self._session.clock
+
+    @property
+    def sync(self) -> Sync:
+        """The policy of its objects."""
+        return ASP() if self._sync is None else self._sync
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the server inside this process has taken for tensors and tables."""
+        if self._remote is not None:
+            raise InvalidArgument("memory_bytes: the servers are other processes")
+        return self._engine.memory_bytes
+
+    def tick(self) -> None:
+        """Closes this worker's iteration, at every object of its app. Does not wait for the servers."""
+        self._engine.check()
+        self._session.raise_unseen()
+        self._session.tick(self._timeout)
+
+    def settle(self, *, timeout: float | None = None) -> None:
+        """Waits until everything this worker has pushed and closed has arrived at the servers.
+
+        What was pushed is then in every other worker's next pull, or under BSP in the update of its iteration, whatever
+        becomes of this process. Errors of futures that nobody waited for are raised here.
+        """
+        self._engine.check()
+        self._session.settle(self._timeout if timeout is None else timeout)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Waits until every worker of the view has arrived, too.
+
+        It calls ``settle()`` first: what any worker pushed before the barrier is in everybody's pulls after it. It
+        closes no iteration; under BSP a push is in the update of its iteration, so call ``tick()`` before.
+
+        It no longer waits for a worker that leaves or is lost. Under ``on_worker_loss="wait"`` it waits for the
+        replacement, which joins the others at the barrier where they stand. Timeout names the ranks that are missing.
+        The worker has arrived all the same: a second call waits at the same barrier, or returns at once if the others
+        have passed it.
+        """
+        timeout = self._timeout if timeout is None else timeout
+        if not timeout >= 0:
+            raise InvalidArgument(f"barrier: timeout must be at least 0 seconds, not {timeout}")
+        self._engine.check()
+        if self._attendance is not None and self._attendance.at.reader:
+            raise InvalidArgument("barrier: a reader is not waited for, and waits for nobody")
+        if self._attendance is None and self._near_barrier is None and self.world_size > 1:
+            where = "with servers=[...] there is no scheduler that could count" if self._remote else "nobody counts"
+            raise InvalidArgument(f"barrier: {where} {self.world_size} workers")
+        if not self._at_barrier.acquire(blocking=False):
+            raise InvalidArgument("barrier: another thread of this worker is at it")
+        try:
+            deadline = time.monotonic() + timeout
+            self._session.settle(timeout)
+            if self._attendance is not None:
+                self._attendance.arrive(deadline)
+            elif self._near_barrier is not None:
+                # The wait holds no native object: the process may end meanwhile, and with it the thread, just as it is.
+                self._near_barrier.arrive(deadline, lambda: self._engine.check())
+        finally:
+            self._at_barrier.release()
+
+    def report(self, **values: Any) -> None:
+        """Numbers to be seen, such as ``report(loss=0.3)``: the newest under each name.
+
+        They travel to the scheduler at most once a second, the last ones when the worker leaves, and are shown by
+        ``windlass status``, ``/metrics`` and ``windlass run --progress``. At most 32 names of up to 64 characters.
+        A number that is not finite is shown as nan.
+        """
+        self._reports.put(values)
+
+    @property
+    def reported(self) -> dict[str, float | None]:
+        """What ``report()`` was given last, by name; None: a number that was not finite."""
+        return self._reports.newest()
+
+    def leave(self) -> None:
+        """Says that this worker is done: nobody waits for it any more. ``close()`` includes this.
+
+        A thread that acts as a worker on servers inside the process calls this instead, since it shares them.
+        """
+        if self._remote is not None:
+            self.close()
+        else:
+            self._close_leases(self._timeout)
+            self._session.leave(self._timeout)
+            if self._near_barrier is not None:
+                self._near_barrier.leave()
+
+    def _patience(self, sync: Sync) -> Patience:
+        """How long calls on an object wait, unless they say otherwise.
+
+        Where a scheduler watches, a wait at a gate has no limit: it ends when the awaited worker comes, or is lost.
+        """
+        seconds = self._timeout if self._attendance is None else _FOREVER_SECONDS
+        return Patience(
+            self._timeout if isinstance(sync, ASP) else seconds, seconds if isinstance(sync, BSP) else self._timeout
+        )
+
+    def step(self, *, timeout: float | None = None) -> Step:
+        """Gathers what one iteration pushes and pulls, for a ``with`` block.
+
+        ``with cluster.step() as s: s.push_pull(w, grad, out=out); rows = s.pull(table, keys)``. At its end everything
+        leaves as one request per server, in order, the worker's iteration is closed (``tick()``), and the block waits
+        for all of it. It is one iteration, even with several pushes to the same object. A block that raises sends
+        nothing. If a request fails, its error is raised when the others are done; if it could not even be sent, the
+        iteration is not closed.
+        """
+        # Where a scheduler watches, a wait at a gate has no limit; a server that hangs is given up by it.
+        patience = self._timeout if self._attendance is None else _FOREVER_SECONDS
+        return Step(self, patience if timeout is None else timeout)
+
+    def fingerprint(self, *, timeout: float | None = None) -> str:
+        """A checksum of everything on the servers; equal contents have equal checksums, however they came about."""
+        return f"{self._session.fingerprint(self._timeout if timeout is None else timeout):016x}"
+
+    def abandon(self, server: int | str) -> None:
+        """Gives up a server for good, by its number or its address: requests to it raise ServerLost from now on.
+
+        For a server that hangs. If it shares memory with this process it could still finish a write; so arrays that it
+        was given get fresh pages at the same addresses, with the same contents.
+        """
+        self._engine.check()
+        if self._dialer is None or self._remote is None:
+            raise InvalidArgument("abandon: the server is inside this process")
+        addresses = [str(address) for address in self._remote.servers]
+        if isinstance(server, str) and str(Address.parse(server)) in addresses:
+            server = addresses.index(str(Address.parse(server)))
+        if not is_whole(server) or not 0 <= int(server) < len(addresses):
+            raise InvalidArgument(f"abandon: {server!r} is none of the servers {addresses}")
+        self._dialer.abandon(int(server))
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
+        self._close(self._timeout if timeout is None else timeout)
+
+    def _close(self, timeout: float, *, failed: bool = False) -> None:
+        """`failed`: this worker did not finish, and may be replaced."""
+        if self._engine.forked or isinstance(self._engine, Released):
+            return
+        deadline = time.monotonic() + timeout
+        try:
+            if not failed and not self._engine.closed and self._session.has_open_pushes:
+                self._session.tick(timeout)  # the last iteration counts, too
+            self._close_leases(timeout, failed=failed)
+            with contextlib.suppress(WindlassError):  # a lost server waits for nobody
+                self._session.leave(min(timeout, _CLOSE_SECONDS))
+            self._engine.close(timeout)
+        finally:
+            self._near.barriers.wake()
+            if self._engine.closed:
+                self._near.close()
+            if self._dialer is not None:
+                self._dialer.close()
+            if self._attendance is not None:
+                self._attendance.close(failed=failed, timeout=max(0.5, deadline - time.monotonic()))
+        self._session.raise_unseen()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the error that is being raised says more than close() could add
+            meant = isinstance(error, SystemExit) and error.code in (None, 0)
+            with contextlib.suppress(WindlassError):
+                self._close(min(self._timeout, _CLOSE_SECONDS), failed=not meant)
+
+    def __repr__(self) -> str:
+        if isinstance(self._engine, Released):
+            return "<Cluster, closed>"
+        state = "closed" if self._engine.closed else "open"
+        where = "embedded" if self._remote is None else f"{len(self._remote.servers)} servers, app {self._remote.app!r}"
+        return f"<Cluster, {where}, rank {self.rank} of {self.world_size}, {state}>"
+
+
+atexit.register(open_clusters.close_all)  # after those of _release and dial, so that it is called before them

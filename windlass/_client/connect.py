@@ -1,0 +1,187 @@
+"""connect(): checks what a process was told of its cluster, and makes the cluster."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
+
+from windlass import _core
+from windlass._cgroup import default_memory_bytes_max
+from windlass._client.cluster import Cluster
+from windlass._client.remote import Remote, Transport
+from windlass._errors import InvalidArgument
+from windlass._net.address import Address
+from windlass._net.token import check_token
+from windlass._objects.arrays import is_whole
+from windlass._rules.sync import ASP, OVERDUE_SECONDS, Sync, parse_sync
+from windlass._settings import Settings, token_of
+from windlass._settings import load as load_settings
+
+_THREADS_MAX = 256
+OnWorkerLoss = Literal["continue", "wait"]
+
+
+def connect(
+    address: str | None = None,
+    *,
+    servers: Sequence[str] | None = None,
+    app: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    reader: bool = False,
+    token: str | bytes | None = None,
+    run: str | None = None,
+    timeout: float = 60.0,
+    failure_timeout: float = 5.0,
+    checksums: bool | None = None,
+    transport: Transport | None = None,
+    sync: Sync | str | None = None,
+    on_worker_loss: OnWorkerLoss | None = None,
+    threads: int | None = None,
+    memory_bytes_max: int | None = None,
+) -> Cluster:
+    """Connects to a cluster, or starts a server inside this process.
+
+    timeout: seconds that calls may take unless they say otherwise; also how long to wait for all members to come.
+
+    With ``address``, or WINDLASS_ADDRESS as ``windlass run`` sets it, the scheduler there says where servers are. With
+    ``servers=["tcp://host:port", ...]``, as ``windlass server`` prints them, there is no scheduler: every client gives
+    the same list in the same order.
+
+    app: the group of workers that trains together; names of tensors and tables are the app's own (default:
+        WINDLASS_APP, else "default").
+    rank, world_size: this worker's number and how many there are (default: RANK and WORLD_SIZE, else 0 of 1).
+    reader: a client that nobody waits for, for evaluation or publishing.
+    token: the secret that lets a process in (default: WINDLASS_TOKEN, or the file WINDLASS_TOKEN_FILE, or the token
+        that this user's processes share on this host).
+    run: the name of a `windlass run` of this user on this machine, instead of its address and token; `windlass status`
+        lists them.
+    failure_timeout: seconds after which a server that cannot be reached is given up. A scheduler sets it itself.
+    checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
+    transport: "auto" shares memory with servers on this host instead of sending numbers; "arena" is an error if that is
+        not possible; "socket" sends everything (default: WINDLASS_TRANSPORT, else "auto").
+    sync: the policy of the app's objects, such as BSP(), SSP(3) or "ssp:3" (default: WINDLASS_SYNC, else ASP(),
+        and BSP() for optimizers).
+    on_worker_loss: whether the others "continue" without a worker that is lost, or "wait" for a replacement; the same
+        for all workers of an app (default: WINDLASS_ON_WORKER_LOSS, else "continue").
+
+    Without servers, the one inside this process has two settings.
+
+    threads: how many work on one large request at once (default: the cores there are).
+    memory_bytes_max: what tensors and tables may take on the server (default: 80 % of the memory of the machine or
+        its cgroup).
+
+    Every call makes its own engine; ``cluster.worker(rank, world_size)`` gives further workers on the same one.
+    """
+    if not timeout >= 0:
+        raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
+    if complaint := _core.isa_complaint():
+        raise InvalidArgument(complaint)
+    if transport not in (None, "auto", "arena", "socket"):
+        raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
+    if on_worker_loss not in (None, "continue", "wait"):
+        raise InvalidArgument(f'connect: on_worker_loss must be "continue" or "wait", not {on_worker_loss!r}')
+    if run is not None:
+        if address is not None or servers is not None:
+            raise InvalidArgument(f"connect: either run={run!r}, or an address, or servers")
+        from windlass.launch import rundir
+
+        found = rundir.named(run)
+        address, token = found.address, found.token() if token is None else token
+    settings = load_settings({"address": address, "app": app, "transport": transport, "on_worker_loss": on_worker_loss})
+    given = settings.sync if sync is None else sync
+    policy = None if given is None else parse_sync(given, ASP(), "connect: sync")
+    if servers is None and settings.role != "worker":
+        become_role(settings.role)
+    if servers is None and settings.address is not None:
+        if threads is not None or memory_bytes_max is not None:
+            raise InvalidArgument("connect: threads and memory_bytes_max are settings of the servers here")
+        from windlass._client.scheduler_client import Scheduled, join
+        from windlass._net.tls import client_tls
+
+        if rank is None and world_size is None and not reader:
+            rank, world_size = _from_environment("RANK", None), _from_environment("WORLD_SIZE", 1)
+        scheduled = Scheduled(
+            _scheduler_address(settings.address),
+            settings.app,
+            _secret_of(token, settings),
+            checksums,
+            settings.transport,
+            reader,
+            int(os.environ.get("WINDLASS_CLUSTER") or "0", 16),
+            client_tls(settings.tls_ca),
+            policy,
+            settings.on_worker_loss,
+        )
+        return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
+    if address is not None:
+        raise InvalidArgument("connect: either address, of a scheduler, or servers")
+    if reader:
+        raise InvalidArgument("connect: a reader needs the address of a scheduler")
+    if on_worker_loss is not None:
+        raise InvalidArgument("connect: on_worker_loss needs the address of a scheduler, who knows of losses")
+    if servers is not None:
+        if threads is not None or memory_bytes_max is not None:
+            raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
+        if rank is None and world_size is None:
+            rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
+        remote = Remote.of(
+            servers,
+            settings.app,
+            _secret_of(token, settings),
+            failure_timeout,
+            checksums,
+            settings.transport,
+            policy,
+        )
+        return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
+    if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
+        raise InvalidArgument(
+            "connect: app, rank, world_size, token, checksums and transport go with an address or servers=[...]"
+        )
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world not in ("", "1"):
+        raise InvalidArgument(
+            f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing "
+            "of each other; start the script with `windlass run`"
+        )
+    threads = _core.cores() if threads is None else threads
+    if not is_whole(threads) or not 1 <= threads <= _THREADS_MAX:
+        raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
+    if memory_bytes_max is not None and not (is_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
+        raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
+    engine = _core.Engine(threads, default_memory_bytes_max() if memory_bytes_max is None else memory_bytes_max)
+    engine.set_overdue(OVERDUE_SECONDS)
+    return Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy)
+
+
+def _secret_of(token: str | bytes | None, settings: Settings) -> bytes:
+    """The token that connect() was given, checked, or the process's own; empty where there is none."""
+    if token is None:
+        return token_of(settings) or b""
+    if not isinstance(token, (str, bytes)):
+        raise InvalidArgument(f"connect: token must be a string or bytes, not {type(token).__name__}")
+    return check_token(token.encode() if isinstance(token, str) else token, "connect: token")
+
+
+def _scheduler_address(text: str) -> Address:
+    address = Address.parse(text)
+    if address.kind != "tcp":
+        raise InvalidArgument(f"connect: a scheduler is at tcp://HOST:PORT, not {text!r}")
+    return address
+
+
+def become_role(role: str) -> NoReturn:
+    """Turns the process into a server or the scheduler, and exits with it: one script for every role."""
+    from windlass.launch.roles import run_role
+
+    sys.exit(run_role(role))
+
+
+def _from_environment(name: str, default: Any) -> Any:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise InvalidArgument(f"{name}={text} is not a whole number")
+    return int(text)

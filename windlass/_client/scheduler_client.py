@@ -1,0 +1,264 @@
+"""Joins a cluster that has a scheduler, asks its catalogue, and listens to the scheduler during training."""
+
+import dataclasses
+import logging
+import math
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+from windlass import _core
+from windlass._client.cluster import Cluster
+from windlass._client.remote import Remote, Transport
+from windlass._client.reports import Reports
+from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
+from windlass._net.address import Address, is_here
+from windlass._net.dial import Dialer
+from windlass._objects.arrays import is_whole
+from windlass._release import owns_native
+from windlass._rules.sync import Sync
+from windlass.control import messages as m
+from windlass.control.member import Member, here, new_incarnation
+
+_log = logging.getLogger("windlass")
+_OPEN, _LIST, _DETACH = 4, 6, 14  # operations of the wire
+_FOREVER_SECONDS = 1e6
+_LAST_WORD_SECONDS = 1.0  # for the scheduler to say who is missing, once time is up
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheduled:
+    """How to reach a cluster through its scheduler; further workers use it, too."""
+
+    address: Address
+    app: str
+    token: bytes = dataclasses.field(repr=False)
+    checksums: bool | None
+    transport: Transport
+    reader: bool
+    cluster_id: int
+    tls: ssl.SSLContext | None
+    sync: Sync | None  #: of the app's objects
+    on_worker_loss: m.OnWorkerLoss
+
+    def attend(self, rank: int | None, world_size: int, timeout: float) -> "Attendance":
+        """Joins and waits for the first view. Raises Timeout with the names of missing members."""
+        deadline = time.monotonic() + timeout
+        attendance = Attendance(self, rank, world_size)
+        try:
+            attendance.begin(deadline)
+        except BaseException:
+            attendance.close(failed=True)
+            raise
+        return attendance
+
+
+@owns_native("links", "session")
+class Attendance:
+    """One session's membership in its app."""
+
+    def __init__(self, at: Scheduled, rank: int | None, world_size: int) -> None:
+        join = m.Join(
+            "reader" if at.reader else "worker",
+            new_incarnation(),
+            at.app,
+            None if at.reader else rank,
+            world_size,
+            at.cluster_id,
+            on_worker_loss=at.on_worker_loss,
+            **here(),
+        )
+        self.at = at
+        self.links: _core.Links | None = None
+        self.dialer: Dialer | None = None
+        self.session: _core.Session | None = None
+        self.reports = Reports()  # the cluster's, once there is one
+        self.member = Member(at.address, at.token, join, self._heard, at.tls)
+        self.member.report = self._report
+        self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
+        self._barrier = 1  # the number of the next one
+        self._changed = threading.Condition()  # of what follows
+        self._view: m.View | None = None
+        self._missing: list[str] = []
+        self._gone: dict[int, str] = {}
+        self._over: WindlassError | None = None
+
+    def begin(self, deadline: float) -> None:
+        """Joins and waits for the first view."""
+        self._barrier = self.member.start(deadline).barrier
+        with self._changed:
+            while self._view is None:
+                if self._over is not None:
+                    raise self._over
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    who = ", ".join(self._missing) or "nobody that the scheduler has named"
+                    where = f"at the scheduler {self.at.address}"
+                    raise Timeout(f"connect: app {self.at.app!r} has not started {where}; missing: {who}")
+                self._changed.wait(min(left, 1.0))
+        # The caller may hold the GIL from now on, and a first heartbeat needs it.
+        if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
+            raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
+
+    @property
+    def over(self) -> WindlassError | None:
+        """Why the membership has ended, if it has."""
+        return self._over
+
+    @property
+    def view(self) -> m.View:
+        """Who trains together at the moment."""
+        assert self._view is not None
+        return self._view
+
+    @property
+    def incarnation(self) -> int:
+        """The number this session is known by."""
+        return self.member.join.incarnation
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        return self.member.welcome.index
+
+    @property
+    def servers(self) -> list[Address]:
+        """Where the servers are, in the order of their numbers."""
+        return [Address.parse(peer.address) for peer in self.view.servers]
+
+    def link(self, links: _core.Links, dialer: Dialer) -> None:
+        """Passes on what the scheduler says of servers, from now on."""
+        with self._changed:
+            self.links, self.dialer = links, dialer
+            gone = dict(self._gone)
+        for index, why in gone.items():
+            links.lost(index, ERRORS.index(ServerLost), why)
+
+    def shares(self) -> bool:
+        """Whether memory may be shared with any of the servers."""
+        return self.at.transport != "socket" and any(map(is_here, self.servers))
+
+    # -- what the scheduler says -------------------------------------------------------------------------------------
+
+    def _heard(self, message: m.Message) -> None:
+        with self._changed:
+            match message:
+                case m.View():
+                    self._view = message
+                case m.Waiting(missing):
+                    self._missing = missing
+                case m.Gone(index, why):
+                    self._gone[index] = why
+                case m.Shutdown(why):
+                    self._over = Closed(f"the cluster has ended: {why}")
+                case m.Refused():
+                    self._over = self.member.ended or InternalError("refused")
+            self._changed.notify_all()
+            links = self.links
+        if self._over is not None and links is not None:  # we are no longer a member: all requests end
+            for index in range(len(self.view.servers)):
+                links.lost(index, ERRORS.index(type(self._over)), str(self._over))
+        if isinstance(message, m.Gone) and links is not None:
+            links.lost(message.index, ERRORS.index(ServerLost), message.why)
+        if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
+            recall()
+        if isinstance(message, m.ShardMoved) and links is not None:
+            links.moved(message.object, message.shard, message.server, message.term)
+
+    def _report(self) -> m.Report | None:
+        session = self.session
+        return None if session is None else m.Report(clock=session.clock, values=self.reports.newest())
+
+    # -- what the core asks ------------------------------------------------------------------------------------------
+
+    def catalogue(self, operation: int, body: bytes, seconds: float) -> tuple[int, list[bytes]]:
+        """Where objects are: a code of the core and the answers, or an error message."""
+        try:
+            return 0, self._ask(operation, body, min(seconds, _FOREVER_SECONDS))
+        except WindlassError as error:
+            return ERRORS.index(type(error)) if type(error) in ERRORS else len(ERRORS) - 1, [str(error).encode()]
+
+    def _ask(self, operation: int, body: bytes, seconds: float) -> list[bytes]:
+        ask = self.member.ask
+        if operation == _OPEN:
+            placed = ask(lambda n: m.Open(n, body), "open", seconds).placed[0]
+            return [_core.write_map(placed.object, placed.runs)]
+        if operation == _LIST:
+            answer = ask(m.List, "list", seconds)
+            return [_core.write_map(placed.object, placed.runs) + placed.spec for placed in answer.placed]
+        if operation == _DETACH:
+            number, runs = _core.read_map(body)
+            spec = body[len(_core.write_map(number, runs)) :]
+            ask(lambda n: m.Forget(n, spec, number), "forget", seconds)
+            return []
+        raise InternalError(f"the catalogue was asked for operation {operation}")
+
+    # -- barriers ----------------------------------------------------------------------------------------------------
+
+    def arrive(self, deadline: float) -> None:
+        """Stands at the next barrier until all do."""
+        number, what = self._barrier, f"barrier {self._barrier} of app {self.at.app!r}"
+        try:
+            self.member.ask(lambda n: m.Arrive(n, number), what, deadline - time.monotonic())
+        except Timeout:
+            if self.member.away:
+                raise
+            self.member.ask(lambda n: m.Arrive(n, number, False), what, _LAST_WORD_SECONDS)  # names who is missing
+        self._barrier = number + 1
+
+    def close(self, *, failed: bool = False, timeout: float = math.inf) -> None:
+        """Leaves. timeout: what the scheduler has to take note of it."""
+        self.member.close(failed=failed, timeout=timeout)
+        if self.links is not None:
+            self.links.set_catalogue(None)  # it refers to us: a cycle that the collector would not find
+            self.links = self.dialer = self.session = None
+
+
+def join(
+    scheduled: Scheduled, rank: int | None, world_size: int, timeout: float, arena_of: _core.Engine | None = None
+) -> Cluster:
+    """A cluster through its scheduler, once all members have come and all connections are up."""
+    if not is_whole(world_size) or not 1 <= world_size < 2**32 or (rank is not None and not is_whole(rank)):
+        raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
+    deadline = time.monotonic() + timeout
+    attendance = scheduled.attend(rank, world_size, timeout)
+    servers, welcome = attendance.servers, attendance.member.welcome
+    sums = -1 if scheduled.checksums is None else int(scheduled.checksums)
+    number = 0 if scheduled.reader else attendance.rank
+    world = 0 if scheduled.reader else world_size
+    links = _core.Links(
+        [str(a) for a in servers],
+        scheduled.app,
+        number,
+        world,
+        sums,
+        attendance.shares(),
+        welcome.cluster,
+        attendance.incarnation,
+    )
+    links.set_stall(welcome.failure_timeout)
+    links.set_catalogue(attendance.catalogue)
+    engine = _core.Engine.on(links, arena_of)
+    dialer = Dialer(links, servers, scheduled.token, welcome.failure_timeout, scheduled.transport)
+    try:
+        attendance.link(links, dialer)
+        links.wait_ready(max(0.0, deadline - time.monotonic()))
+        session = _core.Session(engine, number, world)
+        session.enter(max(0.0, deadline - time.monotonic()))
+        attendance.session = session
+    except BaseException:
+        links.stop()
+        dialer.close()
+        attendance.close(failed=True)
+        raise
+    remote = Remote(
+        tuple(servers),
+        scheduled.app,
+        scheduled.token,
+        welcome.failure_timeout,
+        scheduled.checksums,
+        scheduled.transport,
+        scheduled.sync,
+    )
+    return Cluster(engine, session, dialer, timeout, remote, attendance, sync=scheduled.sync)
