@@ -28,6 +28,7 @@ TELLING = (
     ("local", "table pull, dim 64, in a run", ""),
     ("local", "table push RowAdagrad, dim 64, in a run", ""),
     ("local", "table pull, dim 64, in a run, ordinary arrays", ""),
+    ("local", "pull of 256 keys, in a run", ""),
     ("local", "pull + push + tick of 256 keys, ASP, 2 workers in a run", ""),
     ("local", "pull + push + tick of 256 keys, SSP(2), 2 workers in a run", ""),
     ("local", "pull + push + tick of 256 keys, BSP, 2 workers in a run", ""),
