@@ -20,7 +20,7 @@ from windlass.testing import Servers
 SHARD = 16384  # float32 elements of one shard of a small tensor: 64 KiB
 FLOAT32 = np.float32
 Connect = Callable[..., wl.Cluster]  # what the fixture `connect` gives
-HASTY_SECONDS = 0.6  # what servers of the fixture `hasty` give a function
+HASTY_SECONDS = 2.0  # what servers of the fixture `hasty` give a function
 PATIENCE_S = 300.0  # a deadline far off: what a quiet machine does in seconds has ended by then on a busy one, too
 SHARED: dict[str, Servers] = {}  # the pairs of servers that tests share
 

@@ -282,6 +282,7 @@ def test_under_bsp_every_worker_sees_it(cluster: wl.Cluster) -> None:
     assert together(cluster, 2, work) == [[-1.0, "FunctionFailed", -2.0]] * 2
 
 
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_a_function_that_does_not_end_is_given_up(hasty: wl.Cluster) -> None:
     """Others wait no longer than the limit, and other shards do not wait at all."""
     cluster, embedded = hasty, hasty._remote is None

@@ -83,6 +83,7 @@ class Calls:
         self._find = find
         self._functions: list[Callable[[RunningCall], None]] = []
         self._threads: list[threading.Thread] = []
+        self._stuck: list[_Runner] = []  # interrupted, and not ended yet
         self._lock = threading.Lock()
 
     @property
@@ -116,6 +117,7 @@ class Calls:
     def _watch(self) -> None:
         while not self.core.closed:
             if not self.core.wait_given_up(_WAIT_SECONDS):
+                self._interrupt()
                 continue
             stuck = self.runner
             running = None if stuck is None else stuck.at
@@ -131,8 +133,16 @@ class Calls:
                 _log.error("functions: %s", error)
                 time.sleep(_WAIT_SECONDS)
                 continue
-            if stuck.ident is not None:
-                thread = ctypes.c_ulong(stuck.ident)
+            self._stuck.append(stuck)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Interrupts threads whose calls were given up. Python drops an exception that it raises in a callback of its
+        own, such as that of a weak reference; so this is repeated until the thread has ended."""
+        self._stuck = [runner for runner in self._stuck if runner.is_alive()]
+        for runner in self._stuck:
+            if runner.ident is not None and runner.at is not None:
+                thread = ctypes.c_ulong(runner.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_GivenUp))
 
     def answer(self, running: RunningCall) -> None:
