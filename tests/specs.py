@@ -5,8 +5,8 @@ import struct
 RULES = {"sgd": 0, "sum": 6, "row_adagrad": 3}
 
 ASP = struct.pack("<B3xId", 0, 0, 0.0)  # the policy
-#: What a rule may have besides: bounds, a schedule, and what one of the user's keeps. Here none of that.
-PLAIN = struct.pack("<fffB3xQQdBBBxIH", 0.0, float("-inf"), float("inf"), 0, 0, 0, 0.0, 0, 0, 0, 0, 0)
+#: What a rule may have besides: bounds, a schedule, what one of the user's keeps, its maker's text. Here none of that.
+PLAIN = struct.pack("<fffB3xQQdBBBxIHH", 0.0, float("-inf"), float("inf"), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0)
 
 
 def tensor_spec(

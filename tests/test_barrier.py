@@ -382,7 +382,7 @@ def test_closing_a_worker_or_ending_the_cluster_ends_it() -> None:
 
 
 def test_a_reader_has_no_barriers() -> None:
-    refused = pytest.raises(wl.InvalidArgument, match="barrier: a reader is not waited for")
+    refused = pytest.raises(wl.AccessDenied, match="barrier: a reader is not waited for")
     with LocalCluster(servers=1) as cluster, cluster.connect(reader=True) as reader, refused:
         reader.barrier()
 

@@ -391,7 +391,7 @@ def test_the_scheduler_refuses_other_terms_and_readers(scheduled: LocalCluster):
         next(iter(one.lease(100, batch=10)))
         with pytest.raises(wl.SpecMismatch, match="asked: 100 samples, 2 epochs"):
             next(iter(other.lease(100, batch=10, epochs=2)))
-    with scheduled.connect(reader=True) as reader, pytest.raises(wl.InvalidArgument, match="a reader takes no leases"):
+    with scheduled.connect(reader=True) as reader, pytest.raises(wl.AccessDenied, match="a reader takes no leases"):
         reader.lease(100, batch=10)
 
 

@@ -188,6 +188,17 @@ class RuleSpec:
 
     def __init__(self, kind: RuleKind, initial_state: float = 0.0, clip: float = 0.0, lowest: float = float('-inf'), highest: float = float('inf'), schedule: tuple[int, int, int, float] = (0, 0, 0, 0.0), foreign: tuple[str, int, int, int, bool, bool, bool] = ('', 0, 0, 0, False, False, False)) -> None: ...
 
+    @property
+    def kind(self) -> RuleKind: ...
+
+    @property
+    def schedule(self) -> tuple[int, int, int, float]: ...
+
+    @property
+    def foreign(self) -> tuple[str, int, int, int, bool, bool, bool]: ...
+
+    def same(self, other: RuleSpec) -> bool: ...
+
 class InitKind(enum.Enum):
     ZEROS = 0
 
@@ -268,6 +279,11 @@ class Session:
 
     def fingerprint(self, timeout: float) -> int: ...
 
+    def objects(self, counts: bool, timeout: float) -> list[tuple[bytes, int]]:
+        """
+        The specs of all objects of all apps; counts: and how many rows each table has.
+        """
+
     @property
     def clock(self) -> int: ...
 
@@ -335,7 +351,7 @@ class VectorOp(enum.Enum):
 class Tensor:
     """A session's handle on a tensor."""
 
-    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], like: str, timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, shape: Sequence[int], dtype: Dtype, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], like: str, timeout: float, rule_text: str = '') -> None: ...
 
     def call_now(self, grad: object | None, out: object | None, rows: object | None, hyper: object | None, weight: float, timeout: float) -> None:
         """
@@ -411,7 +427,7 @@ class Export:
 class Table:
     """A session's handle on a table."""
 
-    def __init__(self, session: Session, name: str, dim: int, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float) -> None: ...
+    def __init__(self, session: Session, name: str, dim: int, rule: RuleSpec, init: InitKind, a: float, b: float, seed: int, reject_nonfinite: bool, sync: tuple[int, int, float], timeout: float, rule_text: str = '') -> None: ...
 
     def call_now(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float) -> None:
         """
@@ -608,6 +624,11 @@ class Links:
 def read_spec(spec: bytes) -> tuple[str, bool, str, list[int], str, str]:
     """
     (app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, and its dtype and shape in words)
+    """
+
+def read_object(spec: bytes) -> tuple[str, bool, list[int], Dtype, RuleSpec, str, tuple[InitKind, float, float], int, bool, tuple[int, int, float], str, str, int]:
+    """
+    All of a spec: app/name, whether it is a table, shape (of a table: of a row), dtype, rule, its maker's text on it, initialiser, seed, reject_nonfinite, policy, the tensor it is like, a description, bytes per row of a table.
     """
 
 def same_spec(a: bytes, b: bytes) -> bool:

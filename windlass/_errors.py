@@ -12,7 +12,7 @@ WindlassError
 ├── NonFinite (ValueError)              NaN or infinity where reject_nonfinite=True
 ├── ForkedProcess                       a cluster used in the child of a fork
 ├── ServerLost (ConnectionError)        a server that cannot be reached, or came back without what it held
-├── AccessDenied (PermissionError)      a token that is missing or wrong
+├── AccessDenied (PermissionError)      a token that is missing or wrong, or a reader that would change something
 ├── ProtocolError                       a peer that does not speak as it should
 ├── StaleMap                            a shard that is on another server than this client thinks
 ├── Cancelled                           a request that was taken back

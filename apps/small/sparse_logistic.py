@@ -24,11 +24,6 @@ from data import Samples, load_digits
 BATCH = 32
 
 
-def open_weights(cluster: wl.Cluster) -> wl.Table:
-    """The model: a number per feature. Whoever opens a table gives the same spec."""
-    return cluster.table("odd", dim=1, rule=wl.FTRL(lr=0.1, beta=1.0, l1=0.3, l2=0.1))
-
-
 def features(pixels: NDArray[np.float32]) -> NDArray[np.int64]:
     """The keys of samples, (samples, 64): a pixel's number, and its brightness of 0 to 16."""
     return np.arange(pixels.shape[1]) * 17 + (pixels * 16).astype(np.int64)
@@ -42,7 +37,7 @@ def probability(weights: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def train(cluster: wl.Cluster, data: Samples, epochs: int) -> wl.Table:
     """One pass over this worker's part of the samples for each epoch."""
-    table = open_weights(cluster)
+    table = cluster.table("odd", dim=1, rule=wl.FTRL(lr=0.1, beta=1.0, l1=0.3, l2=0.1))  # a number per feature
     samples, labels = features(data.x_train), data.y_train % 2
     lease = cluster.lease(len(samples), batch=BATCH, epochs=epochs)
     for _ in range(epochs):

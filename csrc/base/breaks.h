@@ -18,12 +18,13 @@ enum class Break {
   kMove,       // a shard's session records do not travel with it
   kGate,       // pulls wait for one iteration less than they should
   kAnswers,    // answers are made when gates open, and take whatever memory they need
+  kReaders,    // servers let readers change what they ask to change
 };
 
 // Whether a mechanism is broken. Called only where the mechanism is about to act; a comparison when none is.
 inline bool broken(Break which) {
-  static const char* const kNames[] = {"sequence",  "checksums", "bounds", "lengths", "terms",
-                                       "nonfinite", "fence",     "move",   "gate",    "answers"};
+  static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths", "terms",  "nonfinite",
+                                       "fence",    "move",      "gate",   "answers", "readers"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");
     return "," + std::string(text != nullptr ? text : "") + ",";

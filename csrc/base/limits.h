@@ -30,6 +30,7 @@ inline constexpr int kForeignVectorsMax = 8;  // the same for a user's rule
 inline constexpr int kForeignRowScalarsMax = 16;
 inline constexpr uint32_t kForeignShardScalarsMax = 1u << 24;
 inline constexpr size_t kForeignNameBytesMax = 4096;
+inline constexpr size_t kRuleTextBytesMax = 2048;                  // as its maker's client writes it down
 inline constexpr uint32_t kCallBytesMax = 1u << 20;                // a function's name and arguments
 inline constexpr size_t kCallRowsBytes = size_t{16} << 20;         // table rows passed to one call
 inline constexpr size_t kResultBytesMax = size_t{16} << 20;        // what one call returns

@@ -29,7 +29,7 @@ enum class Code : uint8_t {
   kNonFinite,          // NaN or infinity where reject_nonfinite was asked for
   kForkedProcess,      // used in the child of a fork
   kServerLost,         // a server that cannot be reached, or came back without what it held
-  kAccessDenied,       // a token that is missing or wrong
+  kAccessDenied,       // a token that is missing or wrong; a reader that would change something
   kProtocolError,      // bytes that do not follow docs/formats/wire.md
   kCorrupt,            // a block whose checksum is wrong; the client sends it again
   kOutOfSequence,      // a push whose predecessors are missing; the client sends again

@@ -41,6 +41,13 @@ std::vector<uint64_t> shard_bytes(const ObjectSpec& spec) {
   return bytes;
 }
 
+// What a row takes: its key, its head, weights and rule state.
+uint64_t row_bytes(const TableSpec& table) {
+  const Layout layout = layout_of(table.rule);
+  return sizeof(uint64_t) + sizeof(RowHead) +
+         sizeof(float) * (layout.row_scalars + uint64_t{table.dim} * (1u + layout.vectors));
+}
+
 }  // namespace
 
 void bind_control(nb::module_& m) {
@@ -57,6 +64,28 @@ void bind_control(nb::module_& m) {
       "(app/name, whether it is a table, a description, bytes per shard; of a tensor the one that it is like, if any, "
       "and "
       "its dtype and shape in words)");
+  m.def(
+      "read_object",
+      [](const nb::bytes& bytes) {
+        const ObjectSpec o = read_spec(bytes);
+        const Init& init = o.is_table ? o.table.init : o.tensor.init;
+        const RuleSpec& rule = o.is_table ? o.table.rule : o.tensor.rule;
+        const Sync& sync = o.sync();
+        const nb::tuple values = nb::make_tuple(static_cast<int>(sync.kind), sync.number, sync.seconds);
+        const std::vector<uint64_t> shape = o.is_table ? std::vector<uint64_t>{o.table.dim} : o.tensor.shape;
+        return nb::make_tuple(o.name, o.is_table, shape, o.is_table ? Dtype::kFloat32 : o.tensor.dtype, rule,
+                              o.rule_text, nb::make_tuple(init.kind, init.a, init.b),
+                              o.is_table ? o.table.seed : o.tensor.seed,
+                              o.is_table ? o.table.reject_nonfinite : o.tensor.reject_nonfinite, values, o.tensor.like,
+                              o.describe(), o.is_table ? row_bytes(o.table) : 0);
+      },
+      nb::arg("spec"),
+      nb::sig(
+          "def read_object(spec: bytes) -> tuple[str, bool, list[int], Dtype, RuleSpec, str, tuple[InitKind, float, "
+          "float], int, bool, tuple[int, int, float], str, str, int]"),
+      "All of a spec: app/name, whether it is a table, shape (of a table: of a row), dtype, rule, its maker's text on "
+      "it, initialiser, seed, reject_nonfinite, policy, the tensor it is like, a description, bytes per row of a "
+      "table.");
   m.def(
       "same_spec", [](const nb::bytes& a, const nb::bytes& b) { return read_spec(a) == read_spec(b); }, nb::arg("a"),
       nb::arg("b"), "Whether an object of the one spec can be opened with the other.");

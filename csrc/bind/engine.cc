@@ -134,25 +134,38 @@ void bind_engine(nb::module_& m) {
       .value("FTRL", RuleKind::kFtrl)
       .value("MIN", RuleKind::kMin);
   nb::class_<RuleSpec>(m, "RuleSpec", "What is fixed of a rule when an object is made.")
-      .def(nb::new_([](RuleKind kind, float initial_state, float clip, float lowest, float highest,
-                       const std::tuple<uint8_t, uint64_t, uint64_t, double>& schedule,
-                       const std::tuple<std::string, uint8_t, uint8_t, uint32_t, bool, bool, bool>& foreign) {
-             const auto& [falls, warmup, updates, end] = schedule;
-             const auto& [name, vectors, row_scalars, shard_scalars, whole, by_row, begins] = foreign;
-             return RuleSpec{.kind = kind,
-                             .initial_state = initial_state,
-                             .clip = clip,
-                             .lowest = lowest,
-                             .highest = highest,
-                             .schedule = {static_cast<Schedule::Kind>(falls), warmup, updates, end},
-                             .foreign = {name, vectors, row_scalars, shard_scalars, whole, by_row, begins}};
-           }),
-           nb::arg("kind"), nb::arg("initial_state") = 0.0f, nb::arg("clip") = 0.0f,
-           nb::arg("lowest") = -std::numeric_limits<float>::infinity(),
-           nb::arg("highest") = std::numeric_limits<float>::infinity(),
-           nb::arg("schedule") = std::make_tuple(uint8_t{0}, uint64_t{0}, uint64_t{0}, 0.0),
-           nb::arg("foreign") =
-               std::make_tuple(std::string(), uint8_t{0}, uint8_t{0}, uint32_t{0}, false, false, false));
+      .def(
+          nb::new_([](RuleKind kind, float initial_state, float clip, float lowest, float highest,
+                      const std::tuple<uint8_t, uint64_t, uint64_t, double>& schedule,
+                      const std::tuple<std::string, uint8_t, uint8_t, uint32_t, bool, bool, bool>& foreign) {
+            const auto& [falls, warmup, updates, end] = schedule;
+            const auto& [name, vectors, row_scalars, shard_scalars, whole, by_row, begins] = foreign;
+            return RuleSpec{.kind = kind,
+                            .initial_state = initial_state,
+                            .clip = clip,
+                            .lowest = lowest,
+                            .highest = highest,
+                            .schedule = {static_cast<Schedule::Kind>(falls), warmup, updates, end},
+                            .foreign = {name, vectors, row_scalars, shard_scalars, whole, by_row, begins}};
+          }),
+          nb::arg("kind"), nb::arg("initial_state") = 0.0f, nb::arg("clip") = 0.0f,
+          nb::arg("lowest") = -std::numeric_limits<float>::infinity(),
+          nb::arg("highest") = std::numeric_limits<float>::infinity(),
+          nb::arg("schedule") = std::make_tuple(uint8_t{0}, uint64_t{0}, uint64_t{0}, 0.0),
+          nb::arg("foreign") = std::make_tuple(std::string(), uint8_t{0}, uint8_t{0}, uint32_t{0}, false, false, false))
+      .def_ro("kind", &RuleSpec::kind)
+      .def_prop_ro("schedule",
+                   [](const RuleSpec& r) {
+                     const Schedule& s = r.schedule;
+                     return std::make_tuple(static_cast<uint8_t>(s.kind), s.warmup, s.updates, s.end);
+                   })
+      .def_prop_ro("foreign",
+                   [](const RuleSpec& r) {
+                     const Foreign& f = r.foreign;
+                     return std::make_tuple(f.name, f.vectors, f.row_scalars, f.shard_scalars, f.whole, f.by_row,
+                                            f.begins);
+                   })
+      .def("same", [](const RuleSpec& a, const RuleSpec& b) { return a == b; }, nb::arg("other"));
   nb::enum_<InitKind>(m, "InitKind")
       .value("ZEROS", InitKind::kZeros)
       .value("CONSTANT", InitKind::kConstant)
@@ -284,6 +297,34 @@ void bind_engine(nb::module_& m) {
       .def(
           "fingerprint", [](Session& s, double timeout) { return ask(s, &Session::fingerprint, timeout); },
           nb::arg("timeout"))
+      .def(
+          "objects",
+          [](Session& s, bool counts, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            std::vector<Placed> all;
+            std::vector<uint64_t> rows;
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.list(deadline, &all);
+              for (const Placed& placed : all) {
+                rows.push_back(0);
+                if (status.ok() && counts && placed.spec.is_table) status = s.rows_of(placed, deadline, &rows.back());
+              }
+            }
+            raise_if_error(std::move(status));
+            nb::list found;
+            for (size_t i = 0; i < all.size(); ++i) {
+              wire::Writer writer;
+              encode(all[i].spec, &writer);
+              const std::string spec = writer.take();
+              found.append(nb::make_tuple(nb::bytes(spec.data(), spec.size()), rows[i]));
+            }
+            return found;
+          },
+          nb::arg("counts"), nb::arg("timeout"),
+          nb::sig("def objects(self, counts: bool, timeout: float) -> list[tuple[bytes, int]]"),
+          "The specs of all objects of all apps; counts: and how many rows each table has.")
       .def_prop_ro("clock", &Session::clock)
       .def_prop_ro("rank", &Session::rank)
       .def_prop_ro("world_size", &Session::world_size)

@@ -142,20 +142,21 @@ void bind_table(nb::module_& m) {
   nb::class_<TableClient>(m, "Table", "A session's handle on a table.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, uint32_t dim, const RuleSpec& rule,
                        InitKind init, double a, double b, uint64_t seed, bool reject_nonfinite, const SyncNumbers& sync,
-                       double timeout) {
+                       double timeout, const std::string& rule_text) {
              const int64_t deadline = deadline_in(timeout);
              const TableSpec spec{dim, rule, {init, a, b}, seed, reject_nonfinite, to_sync(sync)};
              std::shared_ptr<TableClient> client;
              Status status;
              {
                nb::gil_scoped_release release;
-               status = TableClient::open(std::move(session), name, spec, &client, deadline);
+               status = TableClient::open(std::move(session), name, spec, &client, deadline, rule_text);
              }
              raise_if_error(std::move(status));
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("dim"), nb::arg("rule"), nb::arg("init"), nb::arg("a"),
-           nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("timeout"))
+           nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("timeout"),
+           nb::arg("rule_text") = "")
       .def("call_now", &call_now, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")

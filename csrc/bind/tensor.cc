@@ -273,21 +273,22 @@ void bind_tensor(nb::module_& m) {
   nb::class_<TensorClient>(m, "Tensor", "A session's handle on a tensor.")
       .def(nb::new_([](std::shared_ptr<Session> session, const std::string& name, const std::vector<uint64_t>& shape,
                        Dtype dtype, const RuleSpec& rule, InitKind init, double a, double b, uint64_t seed,
-                       bool reject_nonfinite, const SyncNumbers& sync, const std::string& like, double timeout) {
+                       bool reject_nonfinite, const SyncNumbers& sync, const std::string& like, double timeout,
+                       const std::string& rule_text) {
              const int64_t deadline = deadline_in(timeout);
              TensorSpec spec{shape, dtype, rule, {init, a, b}, seed, reject_nonfinite, to_sync(sync), like};
              std::shared_ptr<TensorClient> client;
              Status status;
              {
                nb::gil_scoped_release release;
-               status = TensorClient::open(std::move(session), name, spec, &client, deadline);
+               status = TensorClient::open(std::move(session), name, spec, &client, deadline, rule_text);
              }
              raise_if_error(std::move(status));
              return client;
            }),
            nb::arg("session"), nb::arg("name"), nb::arg("shape"), nb::arg("dtype"), nb::arg("rule"), nb::arg("init"),
            nb::arg("a"), nb::arg("b"), nb::arg("seed"), nb::arg("reject_nonfinite"), nb::arg("sync"), nb::arg("like"),
-           nb::arg("timeout"))
+           nb::arg("timeout"), nb::arg("rule_text") = "")
       .def("call_now", &call_now, nb::arg("grad").none(), nb::arg("out").none(), nb::arg("rows").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grad and out are given; returns when done.")

@@ -19,7 +19,7 @@ namespace windlass {
 Status Session::open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t world_size,
                      std::shared_ptr<Session>* out) {
   WL_RETURN_IF_ERROR(engine->usable());
-  if (rank >= std::max(world_size, 1u) || (world_size == 0 && engine->links() == nullptr)) {
+  if (rank >= std::max(world_size, 1u)) {
     return Status(Code::kInvalidArgument,
                   "rank " + std::to_string(rank) + " is not in a world of " + std::to_string(world_size));
   }
@@ -27,7 +27,7 @@ Status Session::open(std::shared_ptr<Engine> engine, uint32_t rank, uint32_t wor
   if (engine->links() == nullptr) WL_RETURN_IF_ERROR(engine->server().new_session(&number));
   out->reset(new Session(std::move(engine), number, rank, world_size));
   Session& made = **out;
-  if (made.engine_->links() != nullptr) return {};
+  if (made.engine_->links() != nullptr || made.reads()) return {};
   uint64_t clock = 0;
   made.engine_->server().join(rank, world_size, made.incarnation_, &clock);
   made.clock_ = clock;
@@ -107,7 +107,7 @@ Status Session::attach(const ObjectSpec& spec, const Map& map, const std::string
     // An object that cannot be made everywhere leaves nothing behind, neither memory nor its name.
     const bool refused = status.code() == Code::kAccessDenied || status.code() == Code::kInvalidArgument ||
                          status.code() == Code::kFunctionFailed;  // a user's rule that is unknown there
-    if (refused || status.code() == Code::kResourceExhausted) {
+    if (!reads() && (refused || status.code() == Code::kResourceExhausted)) {
       for (uint32_t server = 0; server < links->servers().size(); ++server) {
         const Ref<ControlCall> detach(new ControlCall(links));
         (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);
@@ -122,6 +122,12 @@ Status Session::attach(const ObjectSpec& spec, const Map& map, const std::string
 }
 
 Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
+  WL_RETURN_IF_ERROR(engine_->usable());
+  if (engine_->links() == nullptr) {
+    for (const std::shared_ptr<ServedObject>& object : engine_->server().objects())
+      out->push_back({object->spec(), object->map()});
+    return {};
+  }
   std::vector<std::string> answers;
   WL_RETURN_IF_ERROR(ask_catalogue(engine_->links(), wire::Op::kList, "", "list", deadline_ns, &answers));
   for (const std::string& answer : answers) {
@@ -136,6 +142,13 @@ Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
     out->push_back(std::move(placed));
   }
   return {};
+}
+
+Status Session::rows_of(const Placed& table, int64_t deadline_ns, uint64_t* out) {
+  if (engine_->links() != nullptr) return TableClient::attach(shared_from_this(), table)->rows(deadline_ns, out);
+  const std::shared_ptr<ServedObject> object = engine_->server().find(table.map.object);
+  if (object == nullptr) return Status(Code::kNotFound, "'" + table.spec.own_name() + "' is no more");
+  return TableClient::attach(shared_from_this(), object)->rows(deadline_ns, out);
 }
 
 std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t shards) {
@@ -186,6 +199,7 @@ Session::Ended Session::end_iteration() {
 
 Status Session::tick(int64_t deadline_ns, bool push_follows) {
   WL_RETURN_IF_ERROR(engine_->usable());
+  if (reads()) return no_clock("tick");
   Ended ended;
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
@@ -326,7 +340,7 @@ bool Session::has_open_pushes() {
 Status Session::leave(int64_t deadline_ns) {
   if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
   if (engine_->links() == nullptr) {
-    engine_->server().leave(rank_, world_size_, incarnation_);
+    if (!reads()) engine_->server().leave(rank_, world_size_, incarnation_);
     return {};
   }
   if (world_size_ == 0 || !has_gates()) return {};

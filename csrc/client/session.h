@@ -83,6 +83,7 @@ class Session : public std::enable_shared_from_this<Session> {
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
   uint64_t incarnation() const { return incarnation_; }
+  bool reads() const { return world_size_ == 0; }  // a reader: it has no clock and changes nothing
 
   // How many iterations this worker has closed.
   uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
@@ -130,7 +131,10 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Creates or opens an object on servers elsewhere. `spec.name` is a name of this app, or app/name.
   Status place(ObjectSpec spec, int64_t deadline_ns, Placed* out);
+  // All objects of all apps, wherever they are; inside the process their maps say nothing.
   Status list(int64_t deadline_ns, std::vector<Placed>* out);
+  // How many rows the table has that list() told of.
+  Status rows_of(const Placed& table, int64_t deadline_ns, uint64_t* out);
 
   std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
   Status take_unseen();  // of any object

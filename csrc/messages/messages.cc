@@ -110,6 +110,11 @@ Status decode(const std::string& body, ClockReport* s) {
   return r.at_end() ? Status() : malformed("answer to enter");
 }
 
+Status not_there(const char* what, const ObjectSpec& spec) {
+  return Status(Code::kAccessDenied,
+                std::string(what) + ": '" + spec.own_name() + "' is not there, and a reader makes no objects");
+}
+
 Status ObjectSpec::shards(uint32_t* out) const {
   *out = limits::kTableShards;
   if (is_table) return check_spec(own_name(), table);
@@ -194,6 +199,8 @@ void encode(const ObjectSpec& s, wire::Writer* w) {
   w->put_bytes(s.name);
   if (!s.is_table) w->put_bytes(s.tensor.like);
   encode(rule, w);
+  w->put(static_cast<uint16_t>(s.rule_text.size()));
+  w->put_bytes(s.rule_text);
 }
 
 Status decode(wire::Reader* r, ObjectSpec* s) {
@@ -221,6 +228,9 @@ Status decode(wire::Reader* r, ObjectSpec* s) {
   for (uint64_t& d : shape) d = r->get<uint64_t>();
   const std::string text = r->get_bytes(name), like_text = wire::printable(r->get_bytes(like));
   WL_RETURN_IF_ERROR(decode(r, &rule_spec));
+  const size_t rule_bytes = r->get<uint16_t>();
+  if (rule_bytes > limits::kRuleTextBytesMax) return malformed("spec");
+  s->rule_text = wire::printable(r->get_bytes(rule_bytes));
   if (s->is_table) {
     s->table = TableSpec{dim, rule_spec, init_spec, seed, reject == 1, sync};
   } else {

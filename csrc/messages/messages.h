@@ -26,6 +26,11 @@ struct Hello {
 
   bool reads() const { return world_size == 0; }  // a reader: it has no clock, and nobody waits for it
 };
+// What a reader is refused, after the operation and its object.
+inline constexpr char kOnlyReads[] = ": a reader only reads; connect as a worker to change anything";
+inline Status no_clock(const char* what) {
+  return Status(Code::kAccessDenied, std::string(what) + ": a reader has no clock, and nobody waits for it");
+}
 std::string encode(const Hello& hello);
 Status decode(const std::string& body, Hello* hello);
 
@@ -55,6 +60,9 @@ struct ObjectSpec {
   bool is_table = false;
   TensorSpec tensor;
   TableSpec table;
+  // How its maker's client writes down its rule, with the numbers that travel with a push unless others are given. For
+  // who opens it by name: servers keep it and do not read it, and no two specs differ by it.
+  std::string rule_text;
 
   std::string describe() const { return is_table ? windlass::describe(table) : windlass::describe(tensor); }
   std::string own_name() const { return name.substr(name.find('/') + 1); }
@@ -66,6 +74,8 @@ struct ObjectSpec {
     return a.name == b.name && a.is_table == b.is_table && (a.is_table ? a.table == b.table : a.tensor == b.tensor);
   }
 };
+// What a reader is told that would have to make it.
+Status not_there(const char* what, const ObjectSpec& spec);
 void encode(const ObjectSpec& spec, wire::Writer* to);
 Status decode(wire::Reader* from, ObjectSpec* spec);
 

@@ -25,6 +25,7 @@ class Catalogue {
   // Creates the object, or opens it if its spec is the same.
   Status open(const ObjectSpec& spec, Map* map);
 
+  bool has(const std::string& name) const { return by_name_.contains(name); }
   // Forgets an object that could not be made everywhere: its name is free again.
   void forget(const ObjectSpec& spec, uint32_t object);
 

@@ -180,6 +180,7 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     *app = hello.app;
     made->app = static_cast<uint32_t>(app - apps_.begin()) + 1;
     made->rank = hello.reads() ? Gate::kOutsider : hello.rank;
+    made->reads = hello.reads();
     made->world_size = hello.world_size;
     // Without a scheduler, clients say themselves how many they are.
     if (!hello.reads() && hello.cluster == 0 && made->workers->assume(hello.world_size)) *changed = made->workers;
@@ -356,10 +357,11 @@ void Host::leave(const std::shared_ptr<ClientSession>& client) {
   clients_.erase(client->key);
 }
 
-Status Host::open(const ObjectSpec& spec, Map* map) {
+Status Host::open(const ObjectSpec& spec, bool makes, Map* map) {
   if (scheduled()) return Status(Code::kInvalidArgument, "open: the scheduler keeps the catalogue");
   std::lock_guard lock(mutex_);
   if (index_ != 0) return Status(Code::kInvalidArgument, "open: the first server of the list keeps the catalogue");
+  if (!makes && !catalogue_.has(spec.name)) return not_there("open", spec);
   return catalogue_.open(spec, map);
 }
 
@@ -406,9 +408,10 @@ Status Host::await_object(const ObjectSpec& spec, Map* map) {
   return {};
 }
 
-Status Host::attach(const ObjectSpec& spec, const Map& asked) {
+Status Host::attach(const ObjectSpec& spec, const Map& asked, bool makes) {
   Map map = asked;
-  if (scheduled()) WL_RETURN_IF_ERROR(await_object(spec, &map));
+  if (scheduled()) WL_RETURN_IF_ERROR(await_object(spec, &map));  // so it exists, whoever asks
+  if (!scheduled() && !makes && find(map.object) == nullptr) return not_there("attach", spec);
   uint32_t shards = 0, servers = 0, index = 0;
   {
     std::lock_guard lock(mutex_);

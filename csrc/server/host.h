@@ -35,6 +35,7 @@ struct ClientSession {
   uint32_t number = 0;       // shards keep its records under this
   uint32_t app = 0;
   uint32_t rank = Gate::kOutsider;   // kOutsider: a reader
+  bool reads = false;                // a reader: it changes nothing, and makes nothing
   std::shared_ptr<Workers> workers;  // of its app
 
   uint32_t world_size = 0;
@@ -125,9 +126,10 @@ class Host {
                  uint64_t incarnation, std::shared_ptr<ClientSession>* client);
   void goodbye(const std::shared_ptr<ClientSession>& client);
   void leave(const std::shared_ptr<ClientSession>& client);
-  Status open(const ObjectSpec& spec, Map* map);
+  // makes: whether the caller may make objects, or only finds those that are there.
+  Status open(const ObjectSpec& spec, bool makes, Map* map);
   // Makes an object here, or finds it. Under a scheduler it must be one that the scheduler has told of.
-  Status attach(const ObjectSpec& spec, const Map& map);
+  Status attach(const ObjectSpec& spec, const Map& map, bool makes = true);
   // Forgets an object that could not be made everywhere, unless somebody has pushed to it. Under a scheduler only that
   // says so.
   Status detach(const ObjectSpec& spec, const Map& map);

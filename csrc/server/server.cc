@@ -123,7 +123,7 @@ void Server::tell_others(const std::shared_ptr<Workers>& workers, const std::vec
 
 // ---- inside the process ---------------------------------------------------------------------------------------------
 
-Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out) {
+Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out, bool makes) {
   WL_RETURN_IF_ERROR(check_name(spec.is_table ? "table" : "tensor", spec.own_name()));
   Map map;
   {
@@ -136,6 +136,7 @@ Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out) 
                                                (*out)->spec().describe() + "\n  asked: " + spec.describe());
       if (*out != nullptr) return {};
     }
+    if (!makes) return not_there("open", spec);
     if (!spec.is_table && !spec.tensor.like.empty()) {
       const auto it = numbers_.find(spec.app() + "/" + spec.tensor.like);
       const std::shared_ptr<ServedObject> like = it != numbers_.end() ? find(it->second) : nullptr;

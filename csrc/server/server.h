@@ -57,7 +57,7 @@ class Server {
   StagingQuota& staging() { return staging_; }
 
   // For clients inside the process, where there is one app and every shard is here.
-  Status open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out);
+  Status open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out, bool makes = true);
   // A number for a new session: shards keep its records under it.
   Status new_session(uint32_t* session);
   // The workers of the largest world_size that sessions have named. A session of another world_size is an outsider.

@@ -322,6 +322,18 @@ def test_an_app_makes_and_forgets_its_own_objects_and_no_others():
     assert placed.object in brain.state.objects
 
 
+def test_a_reader_opens_what_is_there_and_makes_nothing():
+    brain = started()
+    brain.join("reader", 400)
+    refused = brain.open(400)
+    assert (refused.error, refused.why) == ("AccessDenied", "'w' is not there, and a reader makes no objects")
+    assert (brain.state.objects, brain.state.by_name) == ({}, {})
+    placed = brain.open(200).placed
+    assert brain.open(400).placed == placed
+    assert brain.ask(400, m.List(2)).placed == placed
+    assert brain.open(400, size=7).error == "SpecMismatch"
+
+
 # -- moves -----------------------------------------------------------------------------------------------------------
 
 

@@ -200,6 +200,7 @@ def names_of_calls() -> list[str]:
 
 
 CALLS = names_of_calls()
+CONNECTS = {"Cluster.worker", "Cluster.reader"}
 NEED_NO_SERVER = {"Cluster.empty", "Cluster.slots", "Cluster.tick"}
 
 
@@ -213,7 +214,7 @@ def test_of_a_lost_server_every_call_says_so_at_once():
         timed(tensor.pull, wl.ServerLost, LOST_S)
         for name, call in calls.items():
             if name not in NEED_NO_SERVER:
-                error = timed(lambda call=call: waited(call()), wl.ServerLost, LOST_S * (name == "Cluster.worker"))
+                error = timed(lambda call=call: waited(call()), wl.ServerLost, LOST_S * (name in CONNECTS))
                 assert servers.addresses[0] in str(error), name
         cluster.close()
 

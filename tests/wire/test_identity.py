@@ -179,7 +179,7 @@ def test_a_client_cannot_make_another_object_of_a_number_or_take_one_away(local:
         assert ask(raw.ATTACH, placed + tensor_spec(f"{app}/other", (100_000,))) is wl.SpecMismatch
         assert ask(raw.ATTACH, placed + tensor_spec(f"{app}/w", (50,))) is wl.SpecMismatch
         assert ask(raw.ATTACH, placed + spec) is None  # the scheduler's map counts
-        assert ask(raw.DETACH, placed + spec) is wl.InvalidArgument
+        assert ask(raw.DETACH, placed + spec) is wl.AccessDenied
         assert ask(raw.OPEN, tensor_spec("evil/w", (10,))) is wl.InvalidArgument
         assert ask(raw.LIST, b"") is wl.InvalidArgument
         w.push(np.ones(100_000, np.int64)).wait()

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -17,10 +18,11 @@ from windlass._client.buffer_ring import Slots
 from windlass._client.near import Near
 from windlass._client.reports import Reports
 from windlass._data.lease import Lease, Split, make_lease
-from windlass._errors import InvalidArgument, WindlassError
+from windlass._errors import AccessDenied, InvalidArgument, WindlassError
 from windlass._net.address import Address
 from windlass._net.dial import Dialer
 from windlass._objects.arrays import as_numpy, core_dtype, dims_of, is_whole
+from windlass._objects.named import ObjectInfo, find, listed, open_table, open_tensor
 from windlass._objects.step import Step
 from windlass._objects.table import Table
 from windlass._objects.tensor import Tensor
@@ -92,7 +94,7 @@ class Cluster:
         sync: Sync | str | None = None,
         like: Tensor | None = None,
     ) -> Tensor:
-        """Creates a tensor, or opens it if it is there with the same spec.
+        """Creates a tensor, or opens it if it is there with the same spec. With its name alone: opens what is there.
 
         dtype: float32, the default; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN
         and infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
@@ -102,6 +104,9 @@ class Cluster:
         ``Assign()`` unless another is given. It is part of the spec.
         """
         what = f"tensor {name!r}"
+        if shape is None and rule is None and like is None:
+            self._only_name(what, name, init, dtype, seed, reject_nonfinite, sync)
+            return open_tensor(self, name)
         root = ""
         if like is not None and isinstance(name, str):
             root = root_of(self, name, like, shape, dtype)
@@ -112,6 +117,8 @@ class Cluster:
         self._check(what, name, rule, init, seed)
         assert rule is not None
         self._engine.check()
+        if self._reads:
+            find(self, name, "tensor")  # what is not there it cannot make
         return Tensor(
             self,
             name,
@@ -128,9 +135,9 @@ class Cluster:
     def table(
         self,
         name: str,
-        dim: int,
+        dim: int | None = None,
         *,
-        rule: Rule,
+        rule: Rule | None = None,
         init: Init | None = None,
         seed: int = 0,
         reject_nonfinite: bool = False,
@@ -138,20 +145,50 @@ class Cluster:
     ) -> Table:
         """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec.
 
+        With its name alone: opens what is there.
         sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
         """
         what = f"table {name!r}"
+        if dim is None and rule is None:
+            self._only_name(what, name, init, None, seed, reject_nonfinite, sync)
+            return open_table(self, name)
         if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
             raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
         self._check(what, name, rule, init, seed)
+        assert rule is not None
         policy = parse_sync(sync, self.sync, what)
         self._engine.check()
+        if self._reads:
+            find(self, name, "table")
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
+    def objects(self, *, timeout: float | None = None) -> list[ObjectInfo]:
+        """What there is: all tensors and tables of all apps, in the order of their names.
+
+        The names of the cluster's own app come without it, others as "app/name": as ``tensor()`` and ``table()`` take
+        them.
+        """
+        self._engine.check()
+        return listed(self, self._timeout if timeout is None else timeout)
+
+    def _only_name(
+        self, what: str, name: str, init: object, dtype: object, seed: int, reject_nonfinite: bool, sync: object
+    ) -> None:
+        """Checks that nothing but a name was given."""
+        if (init, dtype, sync) != (None, None, None) or seed or reject_nonfinite:
+            missing = "a shape and a rule" if what.startswith("tensor") else "dim and a rule"
+            raise InvalidArgument(f"{what}: to open it, give the name alone; to make one, give {missing}, too")
+        self._check_name(what, name)
+        self._engine.check()
+
     @staticmethod
-    def _check(what: str, name: str, rule: Rule | None, init: Init | None, seed: int) -> None:
+    def _check_name(what: str, name: str) -> None:
         if not isinstance(name, str) or not name.isprintable():
             raise InvalidArgument(f"{what}: the name must be a string of printable characters")
+
+    @classmethod
+    def _check(cls, what: str, name: str, rule: Rule | None, init: Init | None, seed: int) -> None:
+        cls._check_name(what, name)
         if not isinstance(rule, Rule):
             raise InvalidArgument(f"{what}: rule must be a windlass rule such as SGD(lr=0.1), not {rule!r}")
         if init is not None and not isinstance(init, Init):
@@ -189,6 +226,33 @@ class Cluster:
             made = self._remote.cluster(rank, world_size, self._timeout, self._engine)
         made._further = True
         return made
+
+    def reader(self) -> "Cluster":
+        """A reader on the same servers: it has no clock, nobody waits for it, and it changes nothing.
+
+        Where the servers are inside the process it shares them: closing it leaves them to the others.
+        """
+        self._engine.check()
+        if self._remote is None:
+            session = _core.Session(self._engine, 0, 0)
+            made = Cluster(self._engine, session, None, self._timeout, near=self._near, sync=self._sync)
+        elif self._attendance is not None:
+            from windlass._client.scheduler_client import join
+
+            made = join(dataclasses.replace(self._attendance.at, reader=True), None, 1, self._timeout, self._engine)
+        else:
+            made = self._remote.cluster(0, 0, self._timeout, self._engine)
+        made._further = True
+        return made
+
+    @property
+    def _reads(self) -> bool:
+        """Whether it is a reader."""
+        return self._session.world_size == 0
+
+    def _no_reader(self, what: str, why: str) -> None:
+        if self._reads:
+            raise AccessDenied(f"{what}: a reader {why}")
 
     def _rule_spec(self, rule: Rule, shape: tuple[int, ...], *, is_table: bool = False) -> _core.RuleSpec:
         """What the core needs to know of a rule. Makes sure that a server inside the process finds the user's own."""
@@ -235,6 +299,7 @@ class Cluster:
         range: how many samples one lease has, a multiple of `batch` (default: 8 batches, fewer where there are few).
         """
         self._engine.check()
+        self._no_reader(f"lease {name!r}", "takes no leases: they are work that is done once")
         return make_lease(
             self,
             n,
@@ -311,8 +376,7 @@ class Cluster:
         if not timeout >= 0:
             raise InvalidArgument(f"barrier: timeout must be at least 0 seconds, not {timeout}")
         self._engine.check()
-        if self._attendance is not None and self._attendance.at.reader:
-            raise InvalidArgument("barrier: a reader is not waited for, and waits for nobody")
+        self._no_reader("barrier", "is not waited for, and waits for nobody")
         if self._attendance is None and self._near_barrier is None and self.world_size > 1:
             where = "with servers=[...] there is no scheduler that could count" if self._remote else "nobody counts"
             raise InvalidArgument(f"barrier: {where} {self.world_size} workers")
@@ -406,6 +470,9 @@ class Cluster:
     def _close(self, timeout: float, *, failed: bool = False) -> None:
         """`failed`: this worker did not finish, and may be replaced."""
         if self._engine.forked or isinstance(self._engine, Released):
+            return
+        if self._remote is None and self._reads:  # the engine is the others', too
+            self._session.raise_unseen()
             return
         deadline = time.monotonic() + timeout
         try:

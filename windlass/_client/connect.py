@@ -51,7 +51,7 @@ def connect(
     app: the group of workers that trains together; names of tensors and tables are the app's own (default:
         WINDLASS_APP, else "default").
     rank, world_size: this worker's number and how many there are (default: RANK and WORLD_SIZE, else 0 of 1).
-    reader: a client that nobody waits for, for evaluation or publishing.
+    reader: a client that changes nothing and that nobody waits for, for evaluation or publishing.
     token: the secret that lets a process in (default: WINDLASS_TOKEN, or the file WINDLASS_TOKEN_FILE, or the token
         that this user's processes share on this host).
     run: the name of a `windlass run` of this user on this machine, instead of its address and token; `windlass status`
@@ -116,14 +116,17 @@ def connect(
         return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
     if address is not None:
         raise InvalidArgument("connect: either address, of a scheduler, or servers")
-    if reader:
-        raise InvalidArgument("connect: a reader needs the address of a scheduler")
+    if reader and servers is None:
+        raise InvalidArgument(
+            "connect: a reader needs a cluster: its address, the name of its run, or servers=[...]; inside a process "
+            "cluster.reader() reads what the others made"
+        )
     if on_worker_loss is not None:
         raise InvalidArgument("connect: on_worker_loss needs the address of a scheduler, who knows of losses")
     if servers is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
-        if rank is None and world_size is None:
+        if rank is None and world_size is None and not reader:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
         remote = Remote.of(
             servers,
@@ -134,6 +137,10 @@ def connect(
             settings.transport,
             policy,
         )
+        if reader:
+            return remote.cluster(0, 0, timeout)
+        if world_size == 0:
+            raise InvalidArgument(f"connect: rank {rank!r} is not in a world of 0")
         return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
     if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(

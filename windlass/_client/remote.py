@@ -53,8 +53,8 @@ class Remote:
         return cls(addresses, app, token, failure_timeout, checksums, transport, sync)
 
     def cluster(self, rank: int, world_size: int, timeout: float, arena_of: "_core.Engine | None" = None) -> Cluster:
-        """A cluster on the servers, once all connections are up."""
-        if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < world_size < 2**32):
+        """A cluster on the servers, once all connections are up; in a world of 0 it is a reader."""
+        if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < max(world_size, 1) < 2**32):
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
         sums = -1 if self.checksums is None else int(self.checksums)
         shares = self.transport != "socket" and any(map(is_here, self.servers))

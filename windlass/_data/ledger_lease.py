@@ -49,8 +49,6 @@ def leased_by(
         raise InvalidArgument(f"{what}: at most {m.RANGES_MAX} ranges in an epoch, not {ranges_of(terms)}")
     attendance = cluster._attendance
     if attendance is not None:
-        if attendance.at.reader:
-            raise InvalidArgument(f"{what}: a reader takes no leases")
         made = LedgerLease(cluster, SchedulerLeaseSource(attendance, name), name, terms, order, float(ahead_seconds))
         attendance.recalls[name] = made._recall
         return made

@@ -19,6 +19,7 @@ from windlass._release import owns_native
 from windlass._rules.init import Init
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
+from windlass._rules.written import write_rule
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -89,6 +90,7 @@ class Table(Queries):
             reject_nonfinite,
             sync._spec(),
             cluster._timeout,
+            write_rule(rule),
         )
 
     def __repr__(self) -> str:

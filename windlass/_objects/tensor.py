@@ -22,6 +22,7 @@ from windlass._release import owns_native
 from windlass._rules.init import Constant, Init
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
+from windlass._rules.written import write_rule
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -108,6 +109,7 @@ class Tensor(Queries, VectorOperations):
             sync._spec(),
             like,
             cluster._timeout,
+            write_rule(rule),
         )
 
     @property

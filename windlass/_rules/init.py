@@ -74,3 +74,15 @@ class Normal(Init):
 
     def _spec(self) -> tuple[_core.InitKind, float, float]:
         return (_core.InitKind.NORMAL, float(self.mean), float(self.std))
+
+
+def init_of(kind: _core.InitKind, a: float, b: float) -> Init:
+    """The initialiser that the core knows by these."""
+    match kind:
+        case _core.InitKind.CONSTANT:
+            return Constant(a)
+        case _core.InitKind.UNIFORM:
+            return Uniform(a, b)
+        case _core.InitKind.NORMAL:
+            return Normal(a, b)
+    return Zeros()

@@ -105,6 +105,15 @@ class MaxDelay(Sync):
         return (_MAX_DELAY, 0, self.seconds)
 
 
+def sync_of(kind: int, number: int, seconds: float) -> Sync:
+    """The policy that the core knows by these."""
+    if kind == _BSP:
+        return BSP(number)
+    if kind == _SSP:
+        return SSP(number)
+    return MaxDelay(seconds) if kind == _MAX_DELAY else ASP()
+
+
 def parse_sync(value: "Sync | str | None", default: Sync, what: str) -> Sync:
     """A policy, given as one, by its short form, or as None for the default. `what` begins error messages."""
     if value is None:

@@ -185,6 +185,10 @@ class Own:
         """Registers it; call this before a server asks for it."""
         self._known[name] = found
 
+    def find(self, name: str) -> object:
+        """What is registered under a name, without the options behind it."""
+        return next((found for known, found in self._known.items() if known.partition(" ")[0] == name), None)
+
     def __call__(self, call: "UserCall") -> object:
         return self._known[call.text]
 

@@ -155,19 +155,9 @@ class RuleFunction:
         self._numbers = tuple(sorted(numbers, key=lambda name: name != "lr"))
         if len(numbers) > _NUMBERS_MAX:
             raise InvalidArgument(f"{self._what}: at most {_NUMBERS_MAX} numbers, not {', '.join(numbers)}")
-        fields: list[Any] = [
-            (name, float) if default is inspect.Parameter.empty else (name, float, default)
-            for name, default in numbers.items()
-        ]
-        self._rule: type[_FunctionRule] = dataclasses.make_dataclass(
-            self.__name__,
-            fields,
-            bases=(_FunctionRule,),
-            frozen=True,
-            namespace={"_function": self, "_steps": "lr" in numbers},
-        )
+        self._rule = rule_of_numbers(self, numbers)
 
-    def __call__(self, *args: float, **numbers: Any) -> "_FunctionRule":
+    def __call__(self, *args: float, **numbers: Any) -> "FunctionRule":
         try:
             return self._rule(*args, **numbers)
         except TypeError as error:
@@ -304,8 +294,21 @@ class _Bound:
         return torch.from_numpy(value)
 
 
+def rule_of_numbers(of: RuleFunction, numbers: dict[str, Any]) -> "type[FunctionRule]":
+    """The rules of a function: its numbers, by name, with their defaults or `inspect.Parameter.empty`."""
+    fields: list[Any] = [
+        (name, float) if default is inspect.Parameter.empty else (name, float, default)
+        for name, default in numbers.items()
+    ]
+    namespace = {"_function": of, "_steps": "lr" in numbers}
+    made: type[FunctionRule] = dataclasses.make_dataclass(
+        of.__name__, fields, bases=(FunctionRule,), frozen=True, namespace=namespace
+    )
+    return made
+
+
 @dataclasses.dataclass(frozen=True)
-class _FunctionRule(UserRule):
+class FunctionRule(UserRule):
     """A function with its numbers."""
 
     _function: ClassVar[RuleFunction]

@@ -18,7 +18,7 @@ from windlass._client.reports import VALUE_NAME_CHARS_MAX, VALUES_MAX
 VERSION = 1
 MESSAGE_BYTES_MAX = 64 << 20  # a map of 100,000 shards is 2 MB
 TEXT_CHARS_MAX = 1024
-SPEC_BYTES_MAX = 4096
+SPEC_BYTES_MAX = 8192
 APPS_MAX = 1 << 10  # in a report
 RANKS_MAX = 1 << 10  # of one app in a report
 STALENESS_MAX = 15  # and above it: the last bucket of a histogram

@@ -563,7 +563,8 @@ class State:
     def _asked(self, asker: int, question: m.Question) -> None:
         match question:
             case m.Open(number, spec):
-                placed = self._open(spec, self.members[asker].join.app).placed()
+                join = self.members[asker].join
+                placed = self._open(spec, join.app, makes=join.role != "reader").placed()
                 self._tell([asker], m.Answer(number, placed=[placed]))
             case m.Forget(number, spec, object_):
                 self._forget(spec, object_, self.members[asker].join.app)
@@ -645,7 +646,7 @@ class State:
         for at in range(0, len(objects), OBJECTS_AT_ONCE):
             self._tell(told, m.Objects([there.placed() for there in objects[at : at + OBJECTS_AT_ONCE]]))
 
-    def _open(self, spec_bytes: bytes, app: str) -> Object:
+    def _open(self, spec_bytes: bytes, app: str, makes: bool) -> Object:
         try:
             spec = self._read_spec(spec_bytes)
         except Exception as error:
@@ -659,6 +660,8 @@ class State:
                     f"{own_name!r} exists with another spec\n  there: {there.description}\n  asked: {spec.description}",
                 )
             return there
+        if not makes:
+            raise Wrong("AccessDenied", f"{own_name!r} is not there, and a reader makes no objects")
         if spec.app != app:
             raise Wrong("NotFound", f"{spec.name!r}: there is no such object, and only app {spec.app!r} can make it")
         if self._next_object > OBJECTS_MAX:

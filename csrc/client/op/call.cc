@@ -18,8 +18,15 @@ Status check_array(const What& what, const char* role, const Array& array, const
                                           describe_shape(array.shape, array.dims));
 }
 
+// Servers refuse it, too. Asked here a reader learns it at once, and nothing travels.
+Status Call::allowed() const {
+  if (!session_->reads() || !batch_.op->changes()) return {};
+  return Status(Code::kAccessDenied, what() + kOnlyReads);
+}
+
 Status Call::start(const Array* in, const Array* out, How how, int64_t deadline_ns) {
   Engine& engine = session_->engine();
+  WL_RETURN_IF_ERROR(allowed());
   WL_RETURN_IF_ERROR(engine.enter());
   for (const Array* array : {in, out}) {
     if (array == nullptr || array->bytes() == 0) continue;
@@ -62,6 +69,7 @@ void Call::aim(wire::Op op, ServedObject* object, const std::shared_ptr<Owners>&
   }
   batch_.caller.number = session_->number();
   batch_.caller.incarnation = session_->incarnation();
+  batch_.caller.reads = session_->reads();
   local_.set(object, &shards);
 }
 

@@ -64,6 +64,7 @@ class Call : public Future, public Recycled, public Payload {
  public:
   // Starts the request on checked arrays, either of which may be missing; lends those that are registered. Waits, up to
   // the deadline, only while there is no room for copies of ordinary arrays.
+  Status allowed() const;  // AccessDenied where it would change something, and the caller is a reader
   Status start(const Array* in, const Array* out, How how, int64_t deadline_ns = limits::kNoDeadline);
   // Waits for a request started with kWait. If it is not done in time this fails with kTimeout: a push continues, with
   // a copy of what it needs of an ordinary array, and its answer is lost; a pull is cancelled. Registered arrays stay

@@ -302,6 +302,7 @@ Status StepClient::add_call(Client& client, Request r, Copy copy_items) {
   if (status.ok()) {
     auto call = typename Client::CallRef();
     status = client.prepare(r, &call);
+    if (status.ok()) status = call->allowed();
     if (status.ok()) item.call = call;
   }
   if (!status.ok()) items_.pop_back();
@@ -356,7 +357,7 @@ Status StepClient::run_remote(int64_t deadline_ns) {
     step->add(item.call, item.call->contributes() ? item.in.range() : Range(),
               item.call->returns() ? item.out.range() : Range());
   }
-  step->end_iteration();
+  if (!session_->reads()) step->end_iteration();
   WL_RETURN_IF_ERROR(step->start(How::kWait, deadline_ns));
   return step->finish(deadline_ns);
 }
@@ -378,7 +379,7 @@ Status StepClient::run_local(int64_t deadline_ns) {
     }
   }
   // Under BSP nothing is answered before the iteration is closed.
-  if (first.ok()) note(session_->tick(deadline_ns));
+  if (first.ok() && !session_->reads()) note(session_->tick(deadline_ns));
   for (Call* call : begun) note(call->finish(deadline_ns));
   for (Call* call : after_tick) note(call->finish(deadline_ns));
   if (first.ok()) return first;

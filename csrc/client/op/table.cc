@@ -283,24 +283,23 @@ void TableCall::gather_repeats(uint32_t part, float* to) {
 // ---- the handle ---------------------------------------------------------------------------------------------------
 
 Status TableClient::open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
-                         std::shared_ptr<TableClient>* out, int64_t deadline_ns) {
-  WL_RETURN_IF_ERROR(session->engine().usable());
-  if (session->engine().links() != nullptr) {
+                         std::shared_ptr<TableClient>* out, int64_t deadline_ns, std::string rule_text) {
+  Engine& engine = session->engine();
+  WL_RETURN_IF_ERROR(engine.usable());
+  ObjectSpec full;
+  full.name = name;
+  full.is_table = true;
+  full.table = spec;
+  full.rule_text = std::move(rule_text);
+  if (engine.links() != nullptr) {
     Placed placed;
-    ObjectSpec full;
-    full.name = name;
-    full.is_table = true;
-    full.table = spec;
     WL_RETURN_IF_ERROR(session->place(std::move(full), deadline_ns, &placed));
     *out = attach(std::move(session), placed);
     return {};
   }
+  full.name = engine.server().workers()->app() + "/" + name;
   std::shared_ptr<ServedObject> object;
-  ObjectSpec full;
-  full.name = session->engine().server().workers()->app() + "/" + name;
-  full.is_table = true;
-  full.table = spec;
-  WL_RETURN_IF_ERROR(session->engine().server().open(full, &object));
+  WL_RETURN_IF_ERROR(engine.server().open(full, &object, !session->reads()));
   *out = attach(std::move(session), std::move(object));
   return {};
 }

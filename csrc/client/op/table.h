@@ -89,7 +89,8 @@ class TableCall final : public ArrayCall {
 class TableClient : public Handle, public std::enable_shared_from_this<TableClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
-                     std::shared_ptr<TableClient>* out, int64_t deadline_ns = limits::kNoDeadline);
+                     std::shared_ptr<TableClient>* out, int64_t deadline_ns = limits::kNoDeadline,
+                     std::string rule_text = "");
   static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, std::shared_ptr<ServedObject> object);
   static std::shared_ptr<TableClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 

@@ -111,7 +111,8 @@ class TensorCall final : public ArrayCall {
 class TensorClient : public Handle, public std::enable_shared_from_this<TensorClient> {
  public:
   static Status open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
-                     std::shared_ptr<TensorClient>* out, int64_t deadline_ns = limits::kNoDeadline);
+                     std::shared_ptr<TensorClient>* out, int64_t deadline_ns = limits::kNoDeadline,
+                     std::string rule_text = "");
   static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, std::shared_ptr<ServedObject> object);
   static std::shared_ptr<TensorClient> attach(std::shared_ptr<Session> session, const Placed& placed);
 

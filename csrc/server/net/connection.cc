@@ -362,6 +362,7 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
       wire::Reader reader(body);
       const auto clock = reader.get<uint64_t>();
       if (!reader.at_end()) return Status(Code::kProtocolError, "enter: malformed");
+      if (client_->reads) return no_clock("enter");
       ClockReport report;
       WL_RETURN_IF_ERROR(host_.enter(*client_, clock, &report));
       answers->push_back(encode(report));
@@ -372,7 +373,7 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
       ObjectSpec spec;
       Map map;
       WL_RETURN_IF_ERROR(decode(&reader, &spec));
-      WL_RETURN_IF_ERROR(host_.open(spec, &map));
+      WL_RETURN_IF_ERROR(host_.open(spec, !client_->reads, &map));
       wire::Writer writer;
       encode(map, &writer);
       answers->push_back(writer.take());
@@ -386,7 +387,9 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
       WL_RETURN_IF_ERROR(decode(&reader, &map));
       WL_RETURN_IF_ERROR(decode(&reader, &spec));
       answers->emplace_back();
-      return header.operation() == Op::kAttach ? host_.attach(spec, map) : host_.detach(spec, map);
+      if (header.operation() == Op::kAttach) return host_.attach(spec, map, !client_->reads);
+      if (client_->reads) return Status(Code::kAccessDenied, "detach of '" + spec.own_name() + "'" + kOnlyReads);
+      return host_.detach(spec, map);
     }
     case Op::kList: {
       std::vector<Catalogue::Entry> entries;

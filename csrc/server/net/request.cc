@@ -100,6 +100,7 @@ void Request::begin(const Taken& taken, About* about) const {
   b.caller.number = from_->client()->number;
   b.caller.incarnation = header_.session;
   b.caller.rank = from_->client()->rank_in(*about->object->workers());
+  b.caller.reads = from_->client()->reads;
   b.hypers = block.hypers;
   double numbers[limits::kPushNumbersMax];
   taken.body.hyper(block, numbers);
@@ -171,6 +172,7 @@ Status Request::read_list(Taken* taken, const std::byte** items) const {
 // The worker has closed everything before a clock, except shards of the objects it has open.
 Status Request::tick(const Taken& taken) const {
   if (taken.argument_bytes % sizeof(uint32_t) != 0) return Status(Code::kInvalidArgument, "tick: malformed");
+  if (from_->client()->reads) return no_clock("tick");
   std::vector<uint32_t> open(taken.argument_bytes / sizeof(uint32_t));
   if (!open.empty()) std::memcpy(open.data(), taken.argument, taken.argument_bytes);
   std::sort(open.begin(), open.end());
@@ -259,8 +261,13 @@ void Request::serve(Taken* taken, Answers* answers, Freed* freed) const {
   const Answers::Of of{block.label, block.op};
   Status wrong = taken->wrong.ok() ? check_numbers(*taken) : taken->wrong;
   if (wrong.ok() && !await_turn(*taken, answers, freed)) return;
-  if (wrong.ok() && taken->is_first && (header_.flags & wire::kTicks) != 0)
-    from_->host().tick(*from_->client(), block.clock);
+  if (wrong.ok() && taken->is_first && (header_.flags & wire::kTicks) != 0) {
+    if (from_->client()->reads) {
+      wrong = no_clock("tick");
+    } else {
+      from_->host().tick(*from_->client(), block.clock);
+    }
+  }
   if (wrong.ok() && taken->about->batch.op == nullptr) {
     wrong = tick(*taken);
     return answers->add_all(of, 0, wrong);

@@ -32,6 +32,7 @@ struct Caller {
   uint32_t number = 0;  // of its session: shards keep its records under this
   uint64_t incarnation = 0;
   uint32_t rank = Gate::kOutsider;  // of its worker in the object's app
+  bool reads = false;               // a reader: it changes nothing
 };
 
 // Arrays of the caller that are used in place, by all entries of a batch. `memory` keeps them alive; null: they are

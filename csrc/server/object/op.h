@@ -42,6 +42,8 @@ struct OpTraits {
   Status (ServedObject::*change)(const Batch&, const Entry&, Outcome*) = nullptr;
   Status (ServedObject::*read)(const Batch&, const Entry&, Outcome*) = nullptr;
 
+  // Whether it changes a shard, or for whom others wait there. A reader may not.
+  bool changes() const { return numbered || closes; }
   // Whether it writes weights directly: it contributes to no update and closes no iteration.
   bool sets() const { return numbered && !contributes; }
 };

@@ -297,7 +297,7 @@ Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record&
   }
   // Who was given up closes nothing: somebody else may have its rank by now.
   if (gate != nullptr && !given_up && !b.op->sets()) close(b, e, shard, !status->ok(), has_read);
-  if (!used()) used_.store(true, std::memory_order_relaxed);
+  if (!used() && !b.caller.reads) used_.store(true, std::memory_order_relaxed);
   if (status->code() == Code::kStaleMap && e.vector != nullptr) out->value = e.vector->other_at;
   if ((!status->ok() || b.op->keeps_value) && e.sequence != Entry::kNextSequence)
     record.keep(record.sequence, *status, out->value);
@@ -313,7 +313,8 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
   }
   Record& record = shard.records.of(b.caller.number, b.caller.incarnation);
   Gate* const gate = shard.gate.get();
-  Status status = checked;
+  const bool forbidden = b.caller.reads && b.op->changes() && !broken(Break::kReaders);
+  Status status = forbidden ? refused(Code::kAccessDenied, std::string(wire::name_of(b.op->op)) + kOnlyReads) : checked;
   bool has_read = stage == Stage::kServed;
   const bool near = e.sequence == Entry::kNextSequence;
   if (!near && stage < Stage::kTaken && is_early(b, e, shard) && !(b.op->numbered && broken(Break::kSequence)))

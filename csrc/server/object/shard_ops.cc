@@ -28,7 +28,7 @@ Status ServedObject::read_numbers(const Batch& b, const Entry& e, Outcome* out) 
   const Arrays arrays{nullptr, e.out, Dtype::kFloat32, b.out_dtype, b.streams, false};
   if (table_ != nullptr) {
     // A repeated push_pull only reads: its rows were made when it was applied, and may have been erased since.
-    const bool creates = (e.flags & wire::kCreates) != 0 && !b.op->numbered;
+    const bool creates = (e.flags & wire::kCreates) != 0 && !b.op->numbered && !b.caller.reads;
     WL_RETURN_IF_ERROR(table_->read(e.shard, e.keyed, e.items, arrays, creates));
     if (!b.in_place) out->numbers_bytes = uint64_t{e.items} * spec_.table.dim * size_of(b.out_dtype);
     return {};
