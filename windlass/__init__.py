@@ -75,12 +75,7 @@ def __getattr__(name: str) -> _Any:
     """``windlass.torch`` is imported when it is first used: torch is an extra."""
     if name != "torch":
         raise AttributeError(f"module 'windlass' has no attribute {name!r}")
-    try:
-        return _importlib.import_module("windlass.torch")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise ImportError("windlass.torch needs torch: pip install 'windlass[torch]'") from error
+    return _importlib.import_module("windlass.torch")
 
 
 __all__ = [

@@ -158,17 +158,25 @@ def test_torch_is_imported_only_when_it_is_used():
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=PATIENCE_S)
 
 
-def test_without_torch_the_error_names_the_extra():
-    code = """
+@pytest.mark.parametrize(
+    ("use", "who"),
+    [
+        ("wl.torch", "windlass.torch"),
+        ("from windlass.torch import ServerOptimizer", "windlass.torch"),
+        ("wl.TorchRule('Adam', lr=0.1)", "TorchRule"),
+    ],
+)
+def test_without_torch_the_error_says_what_to_install(use: str, who: str):
+    code = f"""
         import sys
         sys.modules["torch"] = None
         import windlass as wl
         try:
-            wl.torch
+            {use}
         except ImportError as error:
             print(error)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], timeout=PATIENCE_S, capture_output=True, text=True
     )
-    assert done.stdout == "windlass.torch needs torch: pip install 'windlass[torch]'\n", done.stderr
+    assert done.stdout == f"{who} needs torch: pip install 'windlass[torch]'\n", done.stderr

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windlass._errors import InvalidArgument
+from windlass._extras import need_torch
 from windlass._rules.rule import Rule
 from windlass._rules.user_rules import Layout, UserRule
 
@@ -43,8 +44,7 @@ class TorchRule(UserRule):
     whole: bool
 
     def __init__(self, optimizer: Any, *, lr: float | None = None, whole: bool | None = None, **options: Any) -> None:
-        import torch
-
+        torch = need_torch("TorchRule")
         name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", repr(optimizer))
         found = getattr(torch.optim, name, None)
         if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or (
@@ -101,9 +101,7 @@ class TorchRule(UserRule):
 
     @property
     def _found(self) -> Any:
-        import torch
-
-        return getattr(torch.optim, self.optimizer)
+        return getattr(need_torch("TorchRule").optim, self.optimizer)
 
 
 def _step_size(lr: Any) -> float:

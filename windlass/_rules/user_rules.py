@@ -22,6 +22,7 @@ import numpy as np
 
 from windlass import _core
 from windlass._errors import InvalidArgument
+from windlass._extras import need_torch
 from windlass._rules.rule import OPTIONS, Rule
 
 if TYPE_CHECKING:
@@ -289,9 +290,7 @@ class _Bound:
     def _argument(self, value: Any) -> Any:
         if self._of._arrays != "torch" or not isinstance(value, np.ndarray):
             return value
-        import torch
-
-        return torch.from_numpy(value)
+        return need_torch("rule(arrays='torch')").from_numpy(value)
 
 
 def rule_of_numbers(of: RuleFunction, numbers: dict[str, Any]) -> "type[FunctionRule]":

@@ -5,8 +5,12 @@ for x, y in windlass.torch.leased(dataset, batch_size=128):
     ...
 """
 
-from windlass.torch._data import LeasedLoader, LeasedSampler, leased
-from windlass.torch._ddp import leave_to_servers
-from windlass.torch._optimizer import ServerOptimizer
+from windlass._extras import need_torch
+
+need_torch("windlass.torch")  # before a file of ours that imports it says less
+
+from windlass.torch._data import LeasedLoader, LeasedSampler, leased  # noqa: E402
+from windlass.torch._ddp import leave_to_servers  # noqa: E402
+from windlass.torch._optimizer import ServerOptimizer  # noqa: E402
 
 __all__ = ["LeasedLoader", "LeasedSampler", "ServerOptimizer", "leased", "leave_to_servers"]
