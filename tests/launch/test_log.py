@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 import pytest
 from helpers import PATIENCE_S
@@ -58,6 +59,35 @@ def test_many_sources_count_as_one(monkeypatch: pytest.MonkeyPatch):
         logger.info("refused %d", i, extra={"source": str(i)})
     assert len(lines) == 10 + log.LINES_MAX
     until(lambda: "970 more lines from others were left out within 0.5 s" in lines, "the count", PATIENCE_S)
+
+
+def test_one_thread_ends_all_windows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log, "WINDOW_SECONDS", 0.5)
+    lines: list[str] = []
+    logger, before = logger_with(lines), set(threading.enumerate())
+
+    def ours() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread not in before]
+
+    for i in range(50 * (log.LINES_MAX + 1)):
+        logger.info("refused %d", i, extra={"source": str(i % 50)})
+    assert len(ours()) == 1
+    until(lambda: sum("1 more lines from" in line for line in lines) == 50, "every window is ended", PATIENCE_S)
+    until(lambda: not ours(), "the thread ends with the last window", PATIENCE_S)
+    logger.info("refused %d", 1, extra={"source": "1"})
+    assert len(ours()) == 1
+
+
+def test_without_a_thread_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lines: list[str] = []
+    logger = logger_with(lines)
+    for i in range(100):
+        logger.info("refused %d", i, extra={"source": "10.0.0.1"})
+    assert len(lines) == 100
 
 
 def test_lines_that_name_no_source_are_limited_by_what_they_say(monkeypatch: pytest.MonkeyPatch):

@@ -4,9 +4,11 @@ Strangers cost little, and that includes the log: a source, the host of a peer, 
 that name no source are limited by what they say, at a rate that only a loop reaches. What is left out is counted.
 """
 
+import collections
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 WINDOW_SECONDS = 10.0
@@ -26,6 +28,8 @@ class RateLimit(logging.Filter):
         self._tell = tell
         self._lock = threading.Lock()
         self._counts: dict[tuple[str, ...], int] = {}  # in the window that began with the first of them
+        self._windows: collections.deque[tuple[float, tuple[str, ...], str]] = collections.deque()  # when each ends
+        self._watched = False  # whether a thread ends windows
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line is written."""
@@ -36,19 +40,39 @@ class RateLimit(logging.Filter):
                 key = ("others",)
             before = self._counts.get(key, 0)
             self._counts[key] = before + 1
-        if before == 0:
-            timer = threading.Timer(WINDOW_SECONDS, self._end, [key, record.name])
-            timer.daemon = True
-            try:
-                timer.start()
-            except RuntimeError:  # no thread to be had, so nobody would end the window
-                with self._lock:
-                    self._counts.pop(key, None)
+            if before == 0:
+                self._windows.append((time.monotonic() + WINDOW_SECONDS, key, record.name))
+                self._watch()
         return before < _most(key)
 
-    def _end(self, key: tuple[str, ...], logger: str) -> None:
-        with self._lock:
-            left_out = self._counts.pop(key, 0) - _most(key)
+    def _watch(self) -> None:
+        """With the lock: starts the thread that ends windows, unless it runs."""
+        if self._watched:
+            return
+        try:
+            threading.Thread(target=self._end_windows, name="windlass-log-windows", daemon=True).start()
+            self._watched = True
+        except RuntimeError:  # no thread to be had, so nobody would end them
+            self._windows.clear()
+            self._counts.clear()
+
+    def _end_windows(self) -> None:
+        """One after the other, in the order in which they began, until there is none."""
+        while True:
+            with self._lock:
+                if not self._windows:
+                    self._watched = False
+                    return
+                due, key, logger = self._windows[0]
+                if (left := due - time.monotonic()) <= 0:
+                    self._windows.popleft()
+                    left_out = self._counts.pop(key, 0) - _most(key)
+            if left > 0:
+                time.sleep(left)
+            else:
+                self._say(key, logger, left_out)
+
+    def _say(self, key: tuple[str, ...], logger: str, left_out: int) -> None:
         if left_out > 0:
             what = f"from {key[0]}" if len(key) == 1 else f"like {key[-1]!r}"
             text = f"{left_out} more lines {what} were left out within {WINDOW_SECONDS:g} s"
