@@ -1,6 +1,5 @@
 """A process that the launcher started: its output with a name in front, its end, and whatever it leaves behind."""
 
-import collections
 import contextlib
 import ctypes
 import os
@@ -8,14 +7,16 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 
+from windlass.launch.last_words import LastWords
 from windlass.launch.output import LogFile, show
 
-TAIL_LINES = 20
 _LINE_BYTES_MAX = 1 << 16  # what has no end is cut here
 _PR_SET_PDEATHSIG = 1
 _QUIET = ("INFO ", "DEBUG ", "windlass server listening on", "windlass scheduler listening on")
+_QUIET_AT_THE_END = (*_QUIET, "WARNING ")  # who leaves when somebody ends the run
 
 
 class Child:
@@ -38,7 +39,8 @@ class Child:
         self.index = index
         self.name = role if role == "scheduler" else f"{role} {index}"
         self.code: int | None = None
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self.quiet: tuple[str, ...] = _QUIET  #: beginnings of lines of a server or the scheduler that are not shown
+        self.last_words = LastWords(is_server=role != "worker")
         self._prefix = f"{colour}[{self.name}]\033[0m " if colour else f"[{self.name}] "
         self._rest = b""
         self._log: LogFile | None = None
@@ -79,9 +81,26 @@ class Child:
         return bool(data)
 
     def _show(self, line: str, verbose: bool) -> None:
-        self.tail.append(line)
-        if verbose or self.role == "worker" or not line.startswith(_QUIET):
+        if verbose or self.role == "worker" or not line.startswith(self.quiet):
+            self._pass_on(self.last_words.add(line, time.monotonic()))
+
+    def _pass_on(self, lines: list[str]) -> None:
+        for line in lines:
             show(f"{self._prefix}{line}")
+
+    @property
+    def due_seconds(self) -> float | None:
+        """Until pass_on_late() has something to do."""
+        due = self.last_words.due()
+        return None if due is None else max(0.0, due - time.monotonic())
+
+    def pass_on_late(self) -> None:
+        """What was held back of a process that goes on."""
+        self._pass_on(self.last_words.expire(time.monotonic()))
+
+    def pass_on_rest(self) -> None:
+        """What was held back of a process that has ended well."""
+        self._pass_on(self.last_words.take())
 
     def reap(self) -> int:
         """After its end: its exit code, and what it forked is ended."""
@@ -94,6 +113,10 @@ class Child:
         """To the process and all that it forked."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+
+    def hush(self) -> None:
+        """It is about to be ended by whoever runs it, who knows."""
+        self.quiet = _QUIET_AT_THE_END
 
     def close_stdin(self) -> None:
         """The polite way to end a server or the scheduler."""

@@ -26,7 +26,8 @@ from windlass._net.address import listen as listen_on
 from windlass._net.token import read_token, user_folder
 from windlass._settings import Settings, given_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, rundir
-from windlass.launch.child import Child, colours, describe
+from windlass.launch.child import Child, colours
+from windlass.launch.failures import Failures, say
 from windlass.launch.output import show
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ END_SECONDS = 2.0  # from being asked to end to being ended
 _GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
 REPLACEMENTS_MAX = 3  # of one rank
-_LAST_LINES = 10
 _ASK_SECONDS = 1.0  # for the scheduler to answer
 _LOOK_SECONDS = 0.1  # between two questions
 _PROGRESS_SECONDS = 0.3  # for the scheduler to answer, while nobody passes on what workers print
@@ -186,7 +186,8 @@ class _Launch:
         self._plans: dict[int, Plan] = {}  # of workers, by rank
         self._starts: collections.Counter[int] = collections.Counter()  # by rank
         self._replacing: dict[int, float] = {}  # ranks, and when to start a replacement at the latest
-        self._undecided: list[str] = []  # what to say of workers that failed, if the others go on
+        self._undecided: list[Child] = []  # workers that failed, until it is known whether the others go on
+        self._failures = Failures()
         self._look_at = 0.0  # the scheduler is asked no sooner
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -260,15 +261,16 @@ class _Launch:
             self._display.close(show=self._interrupted is None)
         self.end_all()
         if self._interrupted is not None:
-            self._say(f"ended by {self._interrupted.name}")
+            say(f"ended by {self._interrupted.name}")
             return 128 + self._interrupted
         if self._failed is None:
             return 0
+        just_told = bool(self._undecided) or self._failed.role != "worker"
+        self._tell_undecided()
         code = self._failed.code or 1
-        lines = list(self._failed.tail)[-_LAST_LINES:]
-        said = "its last lines:" if lines else "it printed nothing"
-        self._say("\n  ".join([f"{self._failed.name} ended with {describe(code)}; {said}", *lines]))
-        return code if code > 0 else 128 - code
+        code = code if code > 0 else 128 - code
+        self._failures.conclude(self._failed, code, just_told)
+        return code
 
     def show_progress(self) -> None:
         """If it was asked for."""
@@ -282,14 +284,17 @@ class _Launch:
         """How long to wait for something to happen before there is something to do anyway; None: for ever."""
         look = _LOOK_SECONDS if self._replacing or self._undecided else None
         show = None if self._display is None else self._display.due_seconds
-        return min((seconds for seconds in (look, show) if seconds is not None), default=None)
+        held = [child.due_seconds for child in self._running()]
+        return min((seconds for seconds in (look, show, *held) if seconds is not None), default=None)
 
     def _running(self, role: str = "") -> list[Child]:
         return [child for child in self._children if child.code is None and role in ("", child.role)]
 
     def _turn(self, timeout: float | None) -> None:
         """Handles what has happened, waiting for something to."""
-        for key, _ in self._selector.select(timeout):
+        # A server's end before that of the workers that notice it, so that the cause is known before its consequences.
+        ready = [key for key, _ in self._selector.select(timeout)]
+        for key in sorted(ready, key=lambda key: key.data is not None and key.data.role == "worker"):
             child: Child | None = key.data
             if child is None:
                 with contextlib.suppress(BlockingIOError):
@@ -300,34 +305,40 @@ class _Launch:
             else:
                 self._selector.unregister(child.pidfd)
                 self._ended(child)
+        for child in self._running():
+            child.pass_on_late()
 
     def _ended(self, child: Child) -> None:
         child.reap()
         while child.output in self._selector.get_map() and child.read(self._verbose) and self._more(child):
             pass
-        if self._ending or child.code == 0:
-            return
-        if child.role == "worker":
+        if child.code == 0 or (self._ending and not self._is_consequence(child)):
+            child.pass_on_rest()
+        elif self._ending:
+            pass
+        elif child.role == "worker":
             self._worker_failed(child)
-        elif child.code == CANNOT_BEGIN:
-            self._failed = self._failed or child
-            self._over = True
         else:
-            said = "".join(f"\n  {line}" for line in list(child.tail)[-3:])
-            self._say(f"{child.name} ended with {describe(child.code or 0)}{said}")
+            if child.code == CANNOT_BEGIN:
+                self._failed = self._failed or child
+                self._over = True
+            self._failures.tell(child)
+
+    def _is_consequence(self, child: Child) -> bool:
+        """Whether what it ended with while we end everything is due to that, or to what was said already."""
+        return self._failed is not None or child.last_words.error.startswith("KeyboardInterrupt")
 
     def _worker_failed(self, child: Child) -> None:
         """The others go on, unless they could not; or it is replaced."""
-        how, rank = f"{child.name} ended with {describe(child.code or 0)}", child.index
+        rank = child.index
         if self._settings.on_worker_loss == "wait" and self._starts[rank] <= REPLACEMENTS_MAX:
-            self._say(f"{how}; replacement {self._starts[rank]} of {REPLACEMENTS_MAX} starts")
+            self._failures.tell(child, f"; replacement {self._starts[rank]} of {REPLACEMENTS_MAX} starts")
             self._replacing[rank] = time.monotonic() + self._settings.failure_timeout + 1.0
             return
         self._failed = self._failed or child
+        self._undecided.append(child)
         if self._settings.on_worker_loss == "wait":
             self._over = True
-        elif self._running("worker"):
-            self._undecided.append(f"{how}; the others go on")
 
     def _status(self) -> dict[str, Any] | None:
         """What the scheduler says; None: nothing."""
@@ -343,13 +354,17 @@ class _Launch:
 
     def _decide(self, status: dict[str, Any] | None) -> None:
         """Whether the others go on: not before all have come once, since they wait for the one that failed."""
-        if status is None and self._running("scheduler"):
+        if self._over or (status is None and self._running("scheduler")):
             return  # it may not be up yet
         if status is not None and not any(app["view"] > 0 for app in status["apps"]):
             self._over = bool(self._undecided)
             return
+        self._tell_undecided()
+
+    def _tell_undecided(self) -> None:
+        go_on = self._running("worker") and not self._failures.service_lost
         while self._undecided:
-            self._say(self._undecided.pop(0))
+            self._failures.tell(self._undecided.pop(0), "; the others go on" if go_on else "")
 
     def _replace(self, status: dict[str, Any] | None) -> None:
         """Once the scheduler knows that they are dead: it would refuse a second worker of the same rank."""
@@ -358,11 +373,8 @@ class _Launch:
         for rank, latest in list(self._replacing.items()):
             if known or time.monotonic() > latest:
                 del self._replacing[rank]
+                self._failures.forgive()
                 self._start(self._plans[rank])
-
-    @staticmethod
-    def _say(text: str) -> None:
-        show(f"windlass run: {text}", sys.stderr)
 
     _ending = False
 
@@ -380,6 +392,8 @@ class _Launch:
         self._ending = True
         if self._display is not None:
             self._display.close(show=False)
+        for child in self._running() if self._interrupted is not None else []:
+            child.hush()
         polite = signal.SIGINT if self._interrupted == signal.SIGINT else signal.SIGTERM
         for child in self._running("worker"):
             child.signal(polite)
