@@ -285,6 +285,12 @@ class Session:
         """
 
     @property
+    def pull_stats(self) -> tuple[int, int, float]:
+        """
+        Pulls and push_pulls that were answered, how many of them waited at a gate, and for how long.
+        """
+
+    @property
     def clock(self) -> int: ...
 
     @property
@@ -547,7 +553,7 @@ class Host:
 
     def sync_stats(self) -> list[tuple[str, int, list[int], int, float, dict[int, float], int]]:
         """
-        Per app: pulls, how many were how stale, how many waited, seconds, seconds by the rank waited for, and pushes that came too late.
+        Per app: shards that were read, how many of them how stale, how many reads waited, seconds, seconds by the rank waited for, and pushes that came too late.
         """
 
     def overdue(self, seconds: float) -> list[str]:
@@ -565,6 +571,12 @@ class Host:
     @property
     def traffic(self) -> tuple[int, int, int]:
         """Requests, bytes received and bytes sent, since the start."""
+
+    @property
+    def table_sizes(self) -> dict[int, tuple[int, int]]:
+        """
+        Rows and bytes of tables, as far as they are here, by the numbers of the objects.
+        """
 
     @property
     def incarnation(self) -> int: ...

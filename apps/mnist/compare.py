@@ -66,8 +66,8 @@ def train(args: argparse.Namespace, way: str) -> Row:
 
 
 def idle_of(status: dict[str, Any], seconds: float) -> tuple[float | None, float | None]:
-    """The idle share and the mean staleness, as servers counted them. A step's shards wait at the same time: what a
-    pull waits is what a step does."""
+    """The idle share as workers counted it, and the mean staleness as servers did. What a pull waits is what a step
+    does."""
     sync = next((app["sync"] for app in status.get("apps", []) if app["sync"]), None)
     if sync is None or not sync["pulls"]:
         return None, None

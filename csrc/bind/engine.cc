@@ -325,6 +325,13 @@ void bind_engine(nb::module_& m) {
           nb::arg("counts"), nb::arg("timeout"),
           nb::sig("def objects(self, counts: bool, timeout: float) -> list[tuple[bytes, int]]"),
           "The specs of all objects of all apps; counts: and how many rows each table has.")
+      .def_prop_ro(
+          "pull_stats",
+          [](Session& s) {
+            const PullStats stats = s.pull_stats();
+            return std::make_tuple(stats.pulls, stats.waits, stats.waited_seconds);
+          },
+          "Pulls and push_pulls that were answered, how many of them waited at a gate, and for how long.")
       .def_prop_ro("clock", &Session::clock)
       .def_prop_ro("rank", &Session::rank)
       .def_prop_ro("world_size", &Session::world_size)

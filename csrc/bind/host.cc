@@ -188,13 +188,12 @@ void bind_host(nb::module_& m) {
                 all;
             for (const auto& [app, s] : host.sync_stats()) {
               const std::vector<uint64_t> staleness(s.staleness, s.staleness + SyncStats::kBuckets);
-              all.emplace_back(app, s.pulls, staleness, s.waits, s.waited_seconds, s.waited_for, s.late);
+              all.emplace_back(app, s.reads, staleness, s.waits, s.waited_seconds, s.waited_for, s.late);
             }
             return all;
           },
-          "Per app: pulls, how many were how stale, how many waited, seconds, seconds by the rank waited for, and "
-          "pushes "
-          "that came too late.")
+          "Per app: shards that were read, how many of them how stale, how many reads waited, seconds, seconds by the "
+          "rank waited for, and pushes that came too late.")
       .def(
           "overdue",
           [](Host& host, double seconds) {
@@ -212,6 +211,14 @@ void bind_host(nb::module_& m) {
             return std::make_tuple(t.requests, t.bytes_in, t.bytes_out);
           },
           "Requests, bytes received and bytes sent, since the start.")
+      .def_prop_ro(
+          "table_sizes",
+          [](Host& host) {
+            std::map<uint32_t, std::pair<uint64_t, uint64_t>> all;
+            for (const auto& [object, size] : host.table_sizes()) all[object] = {size.rows, size.bytes};
+            return all;
+          },
+          "Rows and bytes of tables, as far as they are here, by the numbers of the objects.")
       .def_prop_ro("incarnation", &Host::incarnation)
       .def_prop_ro("lanes", &Host::connections)
       .def_prop_ro("sessions", &Host::clients)

@@ -447,6 +447,15 @@ Status Session::enter(int64_t deadline_ns) {
   }
 }
 
+void Session::count_pull(int64_t waited_ns) {
+  pulls_.fetch_add(1, std::memory_order_relaxed);
+  if (waited_ns == 0) return;
+  waits_.fetch_add(1, std::memory_order_relaxed);
+  waited_ns_.fetch_add(static_cast<uint64_t>(waited_ns), std::memory_order_relaxed);
+}
+
+PullStats Session::pull_stats() const { return {pulls_, waits_, static_cast<double>(waited_ns_) * 1e-9}; }
+
 Status Session::take_unseen() {
   WL_RETURN_IF_ERROR(unseen_.take());
   std::lock_guard lock(mutex_);

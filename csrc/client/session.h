@@ -20,6 +20,13 @@ namespace windlass {
 
 class Owners;
 
+// Pulls and push_pulls that were answered, for people to read.
+struct PullStats {
+  uint64_t pulls = 0;
+  uint64_t waits = 0;  // how many waited at a gate, and for how long, each at the shard where it waited longest
+  double waited_seconds = 0;
+};
+
 // An object on servers elsewhere: its spec and its map.
 struct Placed {
   ObjectSpec spec;
@@ -138,6 +145,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
   Status take_unseen();  // of any object
+  void count_pull(int64_t waited_ns);
+  PullStats pull_stats() const;
   // The sum over all objects of the engine, including those that other sessions made.
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
@@ -159,6 +168,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<uint64_t> clock_{0}, catch_up_{0};
   std::atomic<bool> left_{false};
   std::atomic<int64_t> told_ns_{0};
+  std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0};
   std::atomic<uint32_t> closes_under_way_{0};
   // With clock_mutex_:
   std::vector<uint32_t> told_open_;  // objects that every server knows this worker has open

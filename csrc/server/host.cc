@@ -453,6 +453,14 @@ std::map<std::string, uint64_t> Host::quotas_used() {
   return used;
 }
 
+std::map<uint32_t, TableSize> Host::table_sizes() {
+  std::map<uint32_t, TableSize> sizes;
+  for (const auto& object : server_.objects()) {
+    if (object->table() != nullptr) sizes[object->map().object] = object->table()->size();
+  }
+  return sizes;
+}
+
 Traffic Host::traffic() {
   std::lock_guard lock(mutex_);
   Traffic all = past_;

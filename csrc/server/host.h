@@ -91,6 +91,7 @@ class Host {
   void set_quota(const std::string& app, uint64_t table_bytes_max);
   std::map<std::string, uint64_t> quotas_used();  // by app
   Traffic traffic();                              // since the start
+  std::map<uint32_t, TableSize> table_sizes();    // of tables, as far as they are here, by their numbers
 
   uint64_t incarnation() const { return incarnation_; }
   size_t connections();

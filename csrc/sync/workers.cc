@@ -214,7 +214,7 @@ SyncStats Workers::stats() const {
   SyncStats s;
   for (size_t i = 0; i < SyncStats::kBuckets; ++i) {
     s.staleness[i] = staleness_[i];
-    s.pulls += s.staleness[i];
+    s.reads += s.staleness[i];
   }
   s.waits = waits_;
   s.waited_seconds = static_cast<double>(waited_ns_) * 1e-9;

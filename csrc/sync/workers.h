@@ -22,10 +22,10 @@
 
 namespace windlass {
 
-// Statistics of pulls, for people to read.
+// Statistics of what pulls do at shards, for people to read.
 struct SyncStats {
   static constexpr size_t kBuckets = 16;  // the last one counts everything beyond
-  uint64_t pulls = 0;
+  uint64_t reads = 0;                     // of shards, by pulls
   uint64_t staleness[kBuckets] = {};
   uint64_t waits = 0;
   double waited_seconds = 0;

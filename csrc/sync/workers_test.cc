@@ -231,7 +231,7 @@ TEST(pulls_and_waits_are_counted) {
   workers.count_waits(Gate::kOutsider, 1, 1'000'000'000);
   workers.count_late();
   const SyncStats s = workers.stats();
-  CHECK(s.pulls == 4 && s.staleness[0] == 2 && s.staleness[2] == 1 && s.staleness[SyncStats::kBuckets - 1] == 1);
+  CHECK(s.reads == 4 && s.staleness[0] == 2 && s.staleness[2] == 1 && s.staleness[SyncStats::kBuckets - 1] == 1);
   CHECK(s.waits == 3 && s.waited_seconds == 3 && s.late == 1);
   CHECK(s.waited_for.size() == 1 && s.waited_for.at(2) == 2);
 }

@@ -74,6 +74,12 @@ void Table::copy(uint32_t shard, const uint64_t* hashes, size_t n, std::byte* to
 
 Status Table::put(uint32_t shard, const std::byte* rows, size_t n) {
   TableShard& s = shards_[shard];
+  Status status = put_rows(s, shard, rows, n);
+  tell_size(s);
+  return status;
+}
+
+Status Table::put_rows(TableShard& s, uint32_t shard, const std::byte* rows, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const std::byte* from = rows + i * copy_bytes();
     uint64_t key = 0;
@@ -106,6 +112,7 @@ void Table::clear(uint32_t shard) {
   s.slabs = {};
   s.free_rows = {};
   s.rows = 0;
+  tell_size(s);
 }
 
 }  // namespace windlass

@@ -94,6 +94,7 @@ class Index {
   }
 
   uint64_t size() const { return size_; }
+  uint64_t bytes() const { return pages_.size() * kPageBuckets * sizeof(Bucket); }
   void clear(Pool& pool);  // gives the pages back
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/breaks.h"
 #include "base/fingerprint.h"
@@ -121,6 +122,13 @@ Status Table::out_of_memory() const {
   return pools_->budget->exhausted(slab_bytes_, "table '" + name_ + "' cannot grow");
 }
 
+// Counts what has changed of a shard since the last time.
+void Table::tell_size(TableShard& s) {
+  const uint64_t rows = s.index.size(), bytes = s.slabs.size() * slab_bytes_ + s.index.bytes();
+  if (rows != s.told_rows) rows_.fetch_add(rows - std::exchange(s.told_rows, rows), std::memory_order_relaxed);
+  if (bytes != s.told_bytes) bytes_.fetch_add(bytes - std::exchange(s.told_bytes, bytes), std::memory_order_relaxed);
+}
+
 void Table::initial(uint64_t hash, float* out) const {
   kernels().fill(spec_.init, mix_in(row_seed_, unmix(hash)), 0, out, spec_.dim);
 }
@@ -158,14 +166,16 @@ uint32_t Table::make_row(TableShard& s, uint64_t hash) {
 }
 
 Status Table::make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows) {
-  for (size_t i = 0; i < n; ++i) {
+  bool full = false;
+  for (size_t i = 0; i < n && !full; ++i) {
     if (rows[i] != Index::kAbsent) continue;
     rows[i] = s.index.find(place_of(keyed[i].hash));  // the same key may have been made a moment ago
     if (rows[i] == Index::kAbsent) rows[i] = make_row(s, keyed[i].hash);
-    if (rows[i] == Index::kAbsent) return out_of_memory();
-    if (s.changes != nullptr) s.changes->add(keyed + i, 1);
+    full = rows[i] == Index::kAbsent;
+    if (!full && s.changes != nullptr) s.changes->add(keyed + i, 1);
   }
-  return {};
+  tell_size(s);
+  return full ? out_of_memory() : Status();
 }
 
 Status Table::read(uint32_t shard, const Keyed* keyed, size_t n, const Arrays& arrays, bool create) {

@@ -10,9 +10,11 @@
 // A request passes over its shard twice, once through the index and once through the rows, and prefetches what it will
 // need some keys later, so that it waits for no single row.
 //
-// Thread safety: shard operations belong to the holder of that shard's turn; the rest is fixed after create().
+// Thread safety: shard operations belong to the holder of that shard's turn; size() from any thread; the rest is fixed
+// after create().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -58,6 +60,14 @@ struct TableShard : Shard {
   std::vector<uint32_t> free_rows;   // given up by erase()
   uint32_t rows = 0;                 // row numbers handed out so far
   std::unique_ptr<Changes> changes;  // while it is being copied
+  uint64_t told_rows = 0;            // that Table::size() has counted, and their bytes
+  uint64_t told_bytes = 0;
+};
+
+// How much there is of a table here, for people to read.
+struct TableSize {
+  uint64_t rows = 0;
+  uint64_t bytes = 0;  // of rows and index, with room for more rows
 };
 
 class Table {
@@ -94,6 +104,8 @@ class Table {
   bool scan(uint32_t shard, uint64_t* from, size_t most, const Program& where, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
   uint64_t rows(uint32_t shard) const { return shards_[shard].index.size(); }
+  // Of all shards, without their turns: whoever makes or deletes rows counts them.
+  TableSize size() const { return {rows_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)}; }
   // Of the rows that were ever updated; rows that were only read have the initialiser's values and do not count.
   uint64_t fingerprint(uint32_t shard) const;
 
@@ -150,6 +162,9 @@ class Table {
   void copy_row(const TableShard& s, uint64_t key, uint32_t row, std::byte* to) const;
   void initial(uint64_t hash, float* out) const;
   Status out_of_memory() const;
+  Status put_rows(TableShard& s, uint32_t shard, const std::byte* rows, size_t n);
+  uint64_t erase_rows(TableShard& s, const Keyed* keyed, size_t n, const Program* where);
+  void tell_size(TableShard& s);
 
   const std::string name_;
   const TableSpec spec_;
@@ -161,6 +176,7 @@ class Table {
   uint32_t slab_shift_ = 0, slab_mask_ = 0;
   std::unique_ptr<TableShard[]> shards_;
   std::shared_ptr<ForeignRule> foreign_;
+  std::atomic<uint64_t> rows_{0}, bytes_{0};
 };
 
 }  // namespace windlass

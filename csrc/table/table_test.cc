@@ -134,6 +134,35 @@ TEST(a_table_agrees_with_a_map_of_rows) {
   }
 }
 
+TEST(rows_and_bytes_are_counted_as_rows_come_and_go) {
+  Tabled t(spec_of(RuleKind::kAdam, 8));
+  CHECK_EQ(t.table->size().rows, 0u);
+  CHECK_EQ(t.table->size().bytes, 0u);
+  std::vector<uint64_t> keys(5000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  (void)t.read(keys, false);
+  CHECK_EQ(t.table->size().rows, 0u);
+  (void)t.read(keys);
+  CHECK_EQ(t.table->size().rows, 5000u);
+  const uint64_t bytes = t.table->size().bytes;
+  CHECK(bytes >= 5000 * 3 * 8 * sizeof(float));
+  CHECK(bytes <= t.budget.used());
+  CHECK_EQ(t.erase({1, 2, 3, 99999}), 3u);
+  CHECK_EQ(t.table->size().rows, 4997u);
+  CHECK_EQ(t.table->size().bytes, bytes);  // kept for the next rows
+  const uint32_t shard = shard_of_hash(mix(keys[0]));
+  const uint64_t rows = t.table->rows(shard);
+  std::vector<std::byte> copied((rows + 1) * t.table->copy_bytes());
+  Table::CopyCursor cursor = t.table->begin_copy(shard);
+  size_t n = 0;
+  CHECK(!t.table->copy(shard, &cursor, rows + 1, copied.data(), &n));
+  t.table->clear(shard);
+  CHECK_EQ(t.table->size().rows, 4997u - rows);
+  CHECK(t.table->size().bytes < bytes);
+  CHECK_OK(t.table->put(shard, copied.data(), n));
+  CHECK_EQ(t.table->size().rows, 4997u);
+}
+
 TEST(repeated_keys_of_one_push_are_combined_in_order) {
   const std::vector<uint64_t> keys = {7, 8, 7, 7, 9, 8};
   const std::vector<float> g = {1, 10, 5, 3, 100, 20};

@@ -92,6 +92,12 @@ bool Table::scan(uint32_t shard, uint64_t* from, size_t most, const Program& whe
 
 uint64_t Table::erase(uint32_t shard, const Keyed* keyed, size_t n, const Program* where) {
   TableShard& s = shards_[shard];
+  const uint64_t erased = erase_rows(s, keyed, n, where);
+  tell_size(s);
+  return erased;
+}
+
+uint64_t Table::erase_rows(TableShard& s, const Keyed* keyed, size_t n, const Program* where) {
   uint64_t erased = 0;
   const auto erase_one = [&](const Keyed& k) {
     const uint32_t row = s.index.remove(place_of(k.hash));

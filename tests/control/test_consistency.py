@@ -6,6 +6,7 @@ import re
 import pytest
 from brain import Brain, started
 from prometheus_client.parser import text_string_to_metric_families
+from specs import table_spec
 
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
@@ -23,6 +24,8 @@ def reported() -> Brain:
     brain.workers(1, app="other", first=350)
     brain.say(100, m.Report(sync={"default": FIRST, "other": m.SyncReport(7, [7])}))
     brain.say(101, m.Report(sync={"default": SECOND}))
+    brain.say(200, m.Report(pulls=m.PullReport(20, 3, 1.5)))
+    brain.say(201, m.Report(pulls=m.PullReport(30, 1, 0.25)))
     return brain
 
 
@@ -38,7 +41,7 @@ def test_what_the_host_counts_is_reported_by_app():
     stats = [("a", 10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1), ("b", 0, [0] * 16, 0, 0.0, {}, 0)]
     reports = sync_reports(stats)
     assert reports["a"] == m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)
-    assert reports["b"].pulls == 0
+    assert reports["b"].reads == 0
     assert m.read_member(m.encode(m.Report(sync=reports))) == m.Report(sync=reports)
 
 
@@ -59,15 +62,22 @@ def test_a_report_keeps_its_limits_whatever_the_host_counts():
 def test_servers_are_added_up_per_app():
     apps = status(reported())
     assert apps["quiet"]["sync"] is None
-    assert apps["other"]["sync"]["pulls"] == 7
+    assert (apps["other"]["sync"]["pulls"], apps["other"]["sync"]["reads"]) == (0, 7)
     assert apps["default"]["sync"] == {
-        "pulls": 1500,
+        "pulls": 50,
+        "waits": 4,
+        "waited_seconds": 1.75,
+        "reads": 1500,
         "staleness": [900, 60, 35, 5] + [0] * 11 + [500],
         "staleness_mean": round((60 + 70 + 15 + 15 * 500) / 1500, 3),
         "staleness_p99": 15,
-        "waits": 110,
-        "waited_seconds": 3.0,
-        "waited_for": [{"rank": 7, "seconds": 1.75}, {"rank": 3, "seconds": 1.25}, {"rank": 0, "seconds": 0.5}],
+        "reads_waited": 110,
+        "reads_waited_seconds": 3.0,
+        "waited_for": [
+            {"rank": 7, "seconds": 1.75, "share": 0.467},
+            {"rank": 3, "seconds": 1.25, "share": 0.333},
+            {"rank": 0, "seconds": 0.5, "share": 0.133},
+        ],
         "late": 4,
     }
     json.dumps(apps)
@@ -76,13 +86,52 @@ def test_servers_are_added_up_per_app():
 def test_what_a_lost_server_counted_still_counts():
     brain = reported()
     brain.die(101)
-    assert status(brain)["default"]["sync"]["pulls"] == 1500
+    assert status(brain)["default"]["sync"]["reads"] == 1500
 
 
-def test_only_servers_count():
+def test_only_servers_count_reads_and_only_workers_count_pulls():
     brain = reported()
-    brain.say(200, m.Report(sync={"default": FIRST}))
-    assert status(brain)["default"]["sync"]["pulls"] == 1500
+    brain.say(200, m.Report(sync={"default": FIRST}, pulls=m.PullReport(20, 3, 1.5)))
+    brain.say(100, m.Report(sync={"default": FIRST}, pulls=m.PullReport(1000)))
+    sync = status(brain)["default"]["sync"]
+    assert (sync["reads"], sync["pulls"]) == (1500, 50)
+
+
+def test_the_pulls_of_workers_that_went_still_count_and_those_of_a_replacement_are_added():
+    brain = started(workers=2, on_worker_loss="wait")
+    brain.say(100, m.Report(sync={"default": FIRST}))
+    brain.say(200, m.Report(pulls=m.PullReport(20, 3, 1.5)))
+    brain.say(201, m.Report(pulls=m.PullReport(30)))
+    brain.die(200)
+    assert status(brain)["default"]["sync"]["pulls"] == 50
+    assert brain.join("worker", 300, rank=0, world_size=2, on_worker_loss="wait") is None
+    brain.say(300, m.Report(pulls=m.PullReport(5, 1, 0.5)))
+    sync = status(brain)["default"]["sync"]
+    assert (sync["pulls"], sync["waits"], sync["waited_seconds"]) == (55, 4, 2.0)
+
+
+def test_rows_and_bytes_of_a_table_are_those_of_all_servers_that_are_there():
+    brain = started()
+    spec = table_spec("default/t", 8)
+    number = brain.ask(200, m.Open(1, spec)).placed[0].object
+    brain.open(200, size=1000, number=2)
+
+    def objects() -> dict[str, tuple[int | None, int]]:
+        return {x["name"]: (x["rows"], x["bytes"]) for x in status_of(brain.state, {}, {}, 0.0)["objects"]}
+
+    tensor_bytes = objects()["default/w"][1]
+    assert objects() == {"default/t": (0, 0), "default/w": (None, tensor_bytes)}
+    assert tensor_bytes >= 4000
+    brain.say(100, m.Report(tables={number: (30, 4096), 99: (1, 1)}))
+    brain.say(101, m.Report(tables={number: (12, 8192)}))
+    assert objects()["default/t"] == (42, 12288)
+    text = metrics_text(brain.state, {}).decode()
+    assert 'windlass_table_rows{name="default/t"} 42.0' in text
+    assert 'windlass_object_bytes{name="default/t"} 12288.0' in text
+    assert f'windlass_object_bytes{{name="default/w"}} {float(tensor_bytes)}' in text
+    assert 'windlass_table_rows{name="default/w"}' not in text
+    brain.die(101)
+    assert objects()["default/t"] == (30, 4096)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +167,11 @@ def test_prometheus_gets_counters_and_a_histogram():
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found["windlass_pulls_total", "default"] == 1500
-    assert found["windlass_pulls_total", "other"] == 7
-    assert found["windlass_pull_waits_total", "default"] == 110
-    assert found["windlass_pull_waited_seconds_total", "default"] == 3.0
+    assert found["windlass_pulls_total", "default"] == 50
+    assert found["windlass_shard_reads_total", "default"] == 1500
+    assert found["windlass_shard_reads_total", "other"] == 7
+    assert found["windlass_pull_waits_total", "default"] == 4
+    assert found["windlass_pull_waited_seconds_total", "default"] == 1.75
     assert found["windlass_waited_for_seconds_total", "default", "7"] == 1.75
     assert found["windlass_waited_for_seconds_total", "default", "9"] == 0.25  # also those who are not the worst
     assert found["windlass_pushes_late_total", "default"] == 4
@@ -142,21 +192,21 @@ def test_prometheus_gets_how_many_are_waited_for():
 def shown(brain: Brain, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "300")
     show(json.dumps(status_of(brain.state, {}, {}, 0.0)))
-    return re.sub(r"[ \u2502\u2503]+", " ", capsys.readouterr().out)
+    return re.sub(r" +", " ", capsys.readouterr().out)
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     text = shown(reported(), capsys, monkeypatch)
-    assert "consistency" in text
-    assert " default 1500 5.10 15 or more 110 3.0 s rank 7: 1.8 s, rank 3: 1.2 s, rank 0: 0.5 s 4 " in text
-    assert " other 7 0.00 0 0 0.0 s 0 " in text
+    assert "\npulls\n" in text
+    assert "\ndefault 50 4 1.8 s 5.10 15 or more 4 rank 7 47 %, rank 3 33 %, rank 0 13 %" in text
+    assert "\nother 0 0 0.0 s 0.00 0 0" in text
 
 
 def test_people_get_no_table_where_there_is_nothing_to_say(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     text = shown(started(), capsys, monkeypatch)
-    assert "consistency" not in text
+    assert "\npulls\n" not in text
     assert "waits for" not in text
 
 
@@ -168,4 +218,4 @@ def test_people_are_told_who_is_waited_for(capsys: pytest.CaptureFixture[str], m
     assert status(brain)["default"]["on_worker_loss"] == "wait"
     text = shown(brain, capsys, monkeypatch)
     assert "app 'default' waits for a replacement of rank 1, 3\n" in text
-    assert " default 2 of 4 3 yes wait " in text
+    assert "\ndefault 2 of 4 3 yes wait" in text

@@ -13,7 +13,8 @@ import windlass as wl
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
 from windlass.control.model import App
-from windlass.observe.status import fetch, number, show
+from windlass.observe.picture import number
+from windlass.observe.status import fetch, show
 from windlass.testing import LocalCluster
 from windlass.testing.cluster import until
 

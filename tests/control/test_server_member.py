@@ -54,6 +54,10 @@ class FakeHost:
             raise wl.NotFound("it is not known here")
         return self.at
 
+    @property
+    def table_sizes(self) -> dict[int, tuple[int, int]]:
+        return {7: (1000, 65536)}
+
     def sync_stats(self) -> list[tuple]:
         return STATS
 
@@ -91,6 +95,7 @@ def test_what_the_scheduler_says_of_objects_is_passed_on():
 def test_what_the_host_counts_is_in_the_report():
     report = member_of(FakeHost())._report()
     assert report.sync == {"default": m.SyncReport(10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)}
+    assert report.tables == {7: (1000, 65536)}
 
 
 def order_of(member: ServerMember, host: FakeHost) -> tuple[m.MoveShard, m.CancelMove, list[m.Message]]:

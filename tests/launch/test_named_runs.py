@@ -74,7 +74,7 @@ def test_runs_are_found_by_their_names_and_changed_by_them_alone(tmp_path: pathl
             assert list(runs) == ["train", "train-2", "other"]
             listed = windlass("status").stdout
             for name, run in runs.items():
-                assert f" {name} " in listed
+                assert re.search(rf"^{name} ", listed, re.MULTILINE)
                 assert run.address in listed
             shown = windlass("status", "--run", "train-2").stdout
             assert f"scheduler at {runs['train-2'].address}\n" in shown

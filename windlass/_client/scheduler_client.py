@@ -168,7 +168,9 @@ class Attendance:
 
     def _report(self) -> m.Report | None:
         session = self.session
-        return None if session is None else m.Report(clock=session.clock, values=self.reports.newest())
+        if session is None:
+            return None
+        return m.Report(clock=session.clock, values=self.reports.newest(), pulls=m.PullReport(*session.pull_stats))
 
     # -- what the core asks ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 from windlass.control import messages as m
 from windlass.control.consistency import Total
 from windlass.control.liveness import GRACE_SECONDS
+from windlass.control.model import Object
 from windlass.control.state import State
 
 
@@ -29,7 +30,7 @@ def status_of(
     for object_ in state.objects.values():
         for server in object_.owners:
             shards[server] = shards.get(server, 0) + 1
-    consistency = state.consistency()
+    consistency, table_sizes = state.consistency(), state.table_sizes()
     members = []
     for number, member in state.members.items():
         join, report = member.join, member.report
@@ -54,7 +55,7 @@ def status_of(
                 "bytes_out": report.bytes_out,
             }
         if join.role in ("worker", "reader"):
-            one |= {"app": join.app, "clock": report.clock, "values": report.values}
+            one |= {"app": join.app, "clock": report.clock, "pulls": report.pulls.calls, "values": report.values}
         members.append(one)
     return {
         "cluster": f"{terms.cluster:016x}",
@@ -78,7 +79,7 @@ def status_of(
                     for rank, last in sorted(app.left.items())
                 ],
                 "quota_bytes": terms.quotas.get(app.name),
-                "sync": consistency[app.name].status() if app.name in consistency else None,
+                "sync": consistency[app.name].status(state.pulls(app)) if app.name in consistency else None,
             }
             for app in state.apps.values()
         ],
@@ -88,7 +89,7 @@ def status_of(
                 "kind": "table" if object_.is_table else "tensor",
                 "description": object_.description,
                 "shards": len(object_.owners),
-                "bytes": sum(object_.shard_bytes),
+                **_size(object_, table_sizes),
                 "servers": sorted(set(object_.owners)),
             }
             for object_ in state.objects.values()
@@ -104,6 +105,14 @@ def status_of(
         },
         "settings": settings,
     }
+
+
+def _size(object_: Object, table_sizes: dict[int, tuple[int, int]]) -> dict[str, int | None]:
+    """The bytes of a tensor are known from its spec, those of a table, and its rows, from servers' reports."""
+    if not object_.is_table:
+        return {"rows": None, "bytes": sum(object_.shard_bytes)}
+    rows, size = table_sizes.get(object_.number, (0, 0))
+    return {"rows": rows, "bytes": size}
 
 
 def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
@@ -122,6 +131,14 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
     gauge("servers_lost", "Servers that went while there was work.").set(len(state.lost))
     gauge("objects", "Tensors and tables.").set(len(state.objects))
     gauge("moves", "Shards on their way.").set(len(state.moves))
+    rows = gauge("table_rows", "Rows of the table.", ("name",))
+    sizes = gauge("object_bytes", "What the tensor or table takes on all servers.", ("name",))
+    table_sizes = state.table_sizes()
+    for object_ in state.objects.values():
+        size = _size(object_, table_sizes)
+        sizes.labels(object_.name).set(size["bytes"] or 0)
+        if object_.is_table:
+            rows.labels(object_.name).set(size["rows"] or 0)
     views = gauge("view", "The number of the app's view.", ("app",))
     workers = gauge("app_workers", "Workers of the app that are there.", ("app",))
     waited = gauge("app_waited", "Workers of the app that were lost and whose replacement is waited for.", ("app",))
@@ -156,7 +173,8 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
     for whose, rank, last in _reports(state):
         for name, value in last.values.items():
             reported.labels(whose, str(rank), name).set(math.nan if value is None else value)
-    registry.register(_Consistency(state.consistency()))
+    pulls = {name: state.pulls(app) for name, app in state.apps.items()}
+    registry.register(_Consistency(state.consistency(), pulls))
     registry.register(_Leases(state))
     return bytes(generate_latest(registry))
 
@@ -197,10 +215,11 @@ class _Leases:
 
 
 class _Consistency:
-    """What servers have counted, as counters and a histogram."""
+    """What workers and servers have counted, as counters and a histogram."""
 
-    def __init__(self, totals: dict[str, Total]) -> None:
+    def __init__(self, totals: dict[str, Total], pulls: dict[str, m.PullReport]) -> None:
         self._totals = totals
+        self._pulls = pulls
 
     def collect(self) -> Iterator[Any]:
         """For the registry."""
@@ -209,20 +228,24 @@ class _Consistency:
         def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
             return CounterMetricFamily(f"windlass_{name}", text, labels=["app", *labels])
 
-        pulls = counter("pulls", "Pulls of the app.")
+        pulls = counter("pulls", "Pulls and push_pulls of the app's workers.")
         waits = counter("pull_waits", "Pulls that waited.")
         seconds = counter("pull_waited_seconds", "What they waited, together.")
-        ranks = counter("waited_for_seconds", "What pulls waited for this worker.", "rank")
+        reads = counter("shard_reads", "Shards that pulls have read.")
+        ranks = counter("waited_for_seconds", "What reads of shards waited for this worker.", "rank")
         late = counter("pushes_late", "Pushes that came after their update was made, and were dropped.")
-        stale = HistogramMetricFamily("windlass_pull_staleness", "Iterations that a pull was behind.", labels=["app"])
+        text = "Iterations that a pull was behind at a shard."
+        stale = HistogramMetricFamily("windlass_pull_staleness", text, labels=["app"])
         for app, total in self._totals.items():
-            pulls.add_metric([app], total.pulls)
-            waits.add_metric([app], total.waits)
-            seconds.add_metric([app], total.waited_seconds)
+            calls = self._pulls.get(app, m.PullReport())
+            pulls.add_metric([app], calls.calls)
+            waits.add_metric([app], calls.waits)
+            seconds.add_metric([app], calls.waited_seconds)
+            reads.add_metric([app], total.reads)
             late.add_metric([app], total.late)
             for rank, waited in total.waited_for.items():
                 ranks.add_metric([app, str(rank)], waited)
             sums = list(itertools.accumulate(total.staleness))
             buckets = [(str(i), float(count)) for i, count in enumerate(sums[:-1])]
             stale.add_metric([app], [*buckets, ("+Inf", float(sums[-1]))], total.stale_iterations)
-        yield from (pulls, waits, seconds, ranks, late, stale)
+        yield from (pulls, waits, seconds, reads, ranks, late, stale)

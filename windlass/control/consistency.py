@@ -1,4 +1,5 @@
-"""What the policies of an app's objects did, over all servers: how stale pulls were, and who was waited for. Pure.
+"""What pulls of an app did: how many there were and how long they waited, as workers counted, call by call; how stale
+what they read was, and who was waited for, as servers counted, shard by shard. Pure.
 
 server 0   pulls by staleness   90  5  5  0 ...          the app   190  5  5  0 ...   mean 0.07, p99 2
 server 1                       100  0  0  0 ...    ->
@@ -19,18 +20,26 @@ Stats = tuple[str, int, list[int], int, float, dict[int, float], int]  # as the 
 def sync_reports(stats: Iterable[Stats]) -> dict[str, m.SyncReport]:
     """What a server reports, within the limits of a report."""
     made: dict[str, m.SyncReport] = {}
-    for app, pulls, staleness, waits, seconds, waited_for, late in list(stats)[: m.APPS_MAX]:
+    for app, reads, staleness, waits, seconds, waited_for, late in list(stats)[: m.APPS_MAX]:
         buckets = [*staleness[: m.STALENESS_MAX], sum(staleness[m.STALENESS_MAX :])]
         ranks = heapq.nlargest(m.RANKS_MAX, waited_for.items(), key=lambda item: item[1])
-        made[app] = m.SyncReport(pulls, buckets, waits, seconds, dict(sorted(ranks)), late)
+        made[app] = m.SyncReport(reads, buckets, waits, seconds, dict(sorted(ranks)), late)
     return made
+
+
+def added(reports: Iterable[m.PullReport]) -> m.PullReport:
+    """Those of several workers together."""
+    calls, waits, seconds = 0, 0, 0.0
+    for one in reports:
+        calls, waits, seconds = calls + one.calls, waits + one.waits, seconds + one.waited_seconds
+    return m.PullReport(calls, waits, seconds)
 
 
 @dataclasses.dataclass
 class Total:
     """Of one app, over all servers."""
 
-    pulls: int = 0
+    reads: int = 0
     staleness: list[int] = dataclasses.field(default_factory=lambda: [0] * (m.STALENESS_MAX + 1))
     waits: int = 0
     waited_seconds: float = 0.0
@@ -39,7 +48,7 @@ class Total:
 
     def add(self, report: m.SyncReport) -> None:
         """One server's part."""
-        self.pulls += report.pulls
+        self.reads += report.reads
         self.waits += report.waits
         self.waited_seconds += report.waited_seconds
         self.late += report.late
@@ -50,17 +59,17 @@ class Total:
 
     @property
     def stale_iterations(self) -> int:
-        """The staleness of all pulls together; of the last bucket the least that it can be."""
+        """The staleness of all reads together; of the last bucket the least that it can be."""
         return sum(i * count for i, count in enumerate(self.staleness))
 
     @property
     def mean(self) -> float:
-        """Staleness of a pull."""
+        """Staleness of a read."""
         return self.stale_iterations / max(1, sum(self.staleness))
 
     @property
     def p99(self) -> int:
-        """What 99 of 100 pulls do not exceed; STALENESS_MAX stands for itself and all above."""
+        """What 99 of 100 reads do not exceed; STALENESS_MAX stands for itself and all above."""
         enough, seen = _P99 * sum(self.staleness), 0
         for i, count in enumerate(self.staleness):
             seen += count
@@ -68,17 +77,24 @@ class Total:
                 return i
         return m.STALENESS_MAX
 
-    def status(self) -> dict[str, Any]:
-        """For ``/api/v1/status``."""
+    def status(self, pulls: m.PullReport) -> dict[str, Any]:
+        """For ``/api/v1/status``. pulls: of the app's workers."""
+        all_seconds = sum(self.waited_for.values())
         worst = heapq.nlargest(WORST, self.waited_for.items(), key=lambda item: (item[1], -item[0]))
         return {
-            "pulls": self.pulls,
+            "pulls": pulls.calls,
+            "waits": pulls.waits,
+            "waited_seconds": round(pulls.waited_seconds, 3),
+            "reads": self.reads,
             "staleness": self.staleness,
             "staleness_mean": round(self.mean, 3),
             "staleness_p99": self.p99,
-            "waits": self.waits,
-            "waited_seconds": round(self.waited_seconds, 3),
-            "waited_for": [{"rank": rank, "seconds": round(seconds, 3)} for rank, seconds in worst],
+            "reads_waited": self.waits,
+            "reads_waited_seconds": round(self.waited_seconds, 3),
+            "waited_for": [
+                {"rank": rank, "seconds": round(seconds, 3), "share": round(seconds / (all_seconds or 1.0), 3)}
+                for rank, seconds in worst
+            ],
             "late": self.late,
         }
 

@@ -21,6 +21,7 @@ TEXT_CHARS_MAX = 1024
 SPEC_BYTES_MAX = 8192
 APPS_MAX = 1 << 10  # in a report
 RANKS_MAX = 1 << 10  # of one app in a report
+TABLES_MAX = 1 << 16  # likewise
 STALENESS_MAX = 15  # and above it: the last bucket of a histogram
 RANGES_MAX = 1 << 20  # of an epoch
 EPOCHS_MAX = 1 << 20
@@ -75,14 +76,22 @@ class Leave(Message, frozen=True):
 
 
 class SyncReport(Message, frozen=True):
-    """What the policies of an app's objects did on a server, since its start."""
+    """What the policies of an app's objects did on a server, since its start. A pull reads many shards."""
 
-    pulls: U64 = 0
-    staleness: Annotated[list[U64], Meta(max_length=STALENESS_MAX + 1)] = []  #: pulls by how stale they were
-    waits: U64 = 0  #: pulls that waited
+    reads: U64 = 0  #: of shards
+    staleness: Annotated[list[U64], Meta(max_length=STALENESS_MAX + 1)] = []  #: reads by how stale they were
+    waits: U64 = 0  #: reads that waited
     waited_seconds: Seconds = 0.0
     waited_for: Annotated[dict[U32, Seconds], Meta(max_length=RANKS_MAX)] = {}  #: seconds, by rank
     late: U64 = 0  #: pushes that came after their update was made, and were dropped
+
+
+class PullReport(Message, frozen=True):
+    """The pulls and push_pulls that a worker or reader has made and that were answered."""
+
+    calls: U64 = 0
+    waits: U64 = 0  #: calls that waited
+    waited_seconds: Seconds = 0.0
 
 
 class Report(Message, frozen=True):
@@ -98,6 +107,8 @@ class Report(Message, frozen=True):
     sync: Annotated[dict[Name, SyncReport], Meta(max_length=APPS_MAX)] = {}  #: by app
     values: Annotated[dict[ValueName, Finite | None], Meta(max_length=VALUES_MAX)] = {}  #: of workers: cluster.report()
     memory_bytes_max: U64 = 0  #: of servers
+    tables: Annotated[dict[U32, tuple[U64, U64]], Meta(max_length=TABLES_MAX)] = {}  #: of servers: rows and bytes
+    pulls: PullReport = PullReport()  #: of workers and readers
 
 
 class Question(Message, frozen=True):

@@ -73,6 +73,7 @@ class App:
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
     left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank
+    pulls_before: m.PullReport = dataclasses.field(default_factory=m.PullReport)  #: of workers that went
     at_barrier: dict[int, m.Arrive] = dataclasses.field(default_factory=dict)  #: to be answered, by incarnation
 
     @property

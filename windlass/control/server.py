@@ -1,5 +1,6 @@
 """A server as a member of a cluster."""
 
+import itertools
 import logging
 import threading
 import time
@@ -141,6 +142,7 @@ class ServerMember:
             bytes_out=bytes_out,
             quotas_used=host.quotas_used,
             sync=sync_reports(host.sync_stats()),
+            tables=dict(itertools.islice(host.table_sizes.items(), m.TABLES_MAX)),
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from windlass.control import messages as m
 from windlass.control.barrier import NAMED_MAX, Barrier, named
-from windlass.control.consistency import Total, totals
+from windlass.control.consistency import Total, added, totals
 from windlass.control.events import (
     Action,
     Admit,
@@ -406,6 +406,19 @@ class State:
         there = [self.members[number].report for number in self.servers.values()]
         return totals(report.sync for report in [*there, *self._lost_reports])
 
+    def pulls(self, app: App) -> m.PullReport:
+        """Of all workers of an app since its start, those that went included."""
+        return added([app.pulls_before, *(self.members[number].report.pulls for number in app.workers.values())])
+
+    def table_sizes(self) -> dict[int, tuple[int, int]]:
+        """Rows and bytes of tables over all servers that are there, by number."""
+        sizes: dict[int, tuple[int, int]] = {}
+        for number in self.servers.values():
+            for table, (rows, size) in self.members[number].report.tables.items():
+                before = sizes.get(table, (0, 0))
+                sizes[table] = (before[0] + rows, before[1] + size)
+        return sizes
+
     def _waiting(self) -> list[int]:
         """Those that have come and cannot begin."""
         waiting = [n for app in self.apps.values() if not app.started for n in app.workers.values()]
@@ -462,6 +475,7 @@ class State:
         app.at_barrier.pop(member.join.incarnation, None)
         self._leases_of_the_gone(member)
         app.ranks_up_to = min(app.ranks_up_to, member.index)
+        app.pulls_before = added([app.pulls_before, member.report.pulls])
         if not app.started:
             return
         app.left[member.index] = member.report

@@ -19,7 +19,8 @@ def _option(name: str, *flags: str) -> Any:
     """A setting as an option: its type, what it is for, and its default."""
     setting = SETTINGS[name]
     if setting.kind == "flag" or name == "progress":  # a pair of flags
-        return typer.Option(*flags, help=setting.help, show_default=False)
+        off = "" if setting.default is None else f" Default: {'on' if setting.default in (True, 'on') else 'off'}."
+        return typer.Option(*flags, help=setting.help + off, show_default=False)
     shown = setting.default not in (None, "") and f" Default: {setting.default}."
     kind = "|".join(setting.choices) or ("policy" if setting.kind == "sync" else setting.kind)
     return typer.Option(*flags, metavar=kind, help=setting.help + (shown or ""), show_default=False)
@@ -227,6 +228,9 @@ def worker(
         raise InvalidArgument(f"windlass worker: {command}: {error.strerror}") from error
 
 
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")]
+
+
 def status(
     address: Address = None,
     run: RunName = None,
@@ -235,22 +239,42 @@ def status(
     tls_ca: TlsCa = None,
     config: Config = None,
     as_json: AsJson = False,
+    watch: Watch = False,
 ) -> None:
-    """Who is there, where shards are, and what goes on.
+    """Who is there, where shards are, and what goes on. With --watch, again every second; `windlass top` is that.
 
     Without --address and --run: of the `windlass run` on this machine. If there are several, it lists them.
     """
     from windlass._net.tls import client_tls
     from windlass.launch import rundir
+    from windlass.observe import status as shown
     from windlass.observe.operator import find
-    from windlass.observe.status import fetch, show, show_runs
 
     settings = _settings(locals())
+    if as_json and watch:
+        raise InvalidArgument("either --json or --watch")
     if run is None and settings.address is None and not as_json and len(runs := rundir.runs()) > 1:
-        return show_runs(runs)
+        return shown.show_runs(runs)
     where, token = find(settings, run)
-    text = fetch(where, token, client_tls(settings.tls_ca))
-    typer.echo(text) if as_json else show(text, str(where))
+    fetch = functools.partial(shown.fetch, where, token, client_tls(settings.tls_ca))
+    if as_json:
+        typer.echo(fetch())
+    elif watch:
+        shown.watch(fetch, str(where))
+    else:
+        shown.show(fetch(), str(where))
+
+
+def top(
+    address: Address = None,
+    run: RunName = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+) -> None:
+    """The status again every second, until Ctrl-C or until the cluster ends: `windlass status --watch`."""
+    status(address, run, token_file, no_token, tls_ca, config, watch=True)
 
 
 def doctor(
@@ -302,6 +326,6 @@ def move(
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass`."""
     app.command(context_settings=PassThrough)(_plainly(run))
-    for command in (server, scheduler, status, doctor, move):
+    for command in (server, scheduler, status, top, doctor, move):
         app.command()(_plainly(command))
     app.command(context_settings=PassThrough)(_plainly(worker))

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from windlass.observe.status import number
+from windlass.observe.picture import number
 
 WINDOW_SECONDS = 10.0  # workers report once a second
 WORKERS_SHOWN = 16
@@ -116,8 +116,7 @@ def _means(all_values: Iterable[dict[str, float | None]]) -> dict[str, float | N
 
 
 def _idle(app: str, steps_per_worker: float, past: list[_Moment]) -> Rate:
-    """Servers count the wait of every shard, and a step's shards wait at the same time: what a pull waits is what a
-    step does."""
+    """The pulls of a step wait at the same time: what one waits is what the step does."""
     counted = [moment.gates[app] for moment in past if app in moment.gates]
     if not counted or counted[-1][0] <= counted[0][0]:
         return None

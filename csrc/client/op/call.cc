@@ -241,6 +241,7 @@ void Call::note_wait(int64_t ns, uint32_t rank) {
   std::lock_guard lock(seen_mutex_);
   if (ns <= seen_.waited_ns) return;
   seen_.waited_ns = ns;
+  waited_ns_.store(ns, std::memory_order_relaxed);
   seen_.rank = rank;
 }
 
@@ -368,9 +369,14 @@ void Call::finished() {
   Engine& engine = session_->engine();
   engine.arena().end(lent_, n_lent_);
   batch_.arrays.memory.reset();  // a reference to this call
+  if (status().ok()) count_pull();
   mark(kFinished, kDropped);
   release_kept();
   if (staged_bytes_ != 0) engine.server().staging().refund(staged_bytes_);
+}
+
+void Call::count_pull() {
+  if (batch_.op->returns) session_->count_pull(waited_ns_.load(std::memory_order_relaxed));
 }
 
 void Call::release_kept() {

@@ -117,6 +117,7 @@ class Call : public Future, public Recycled, public Payload {
   const std::vector<uint32_t>& shards() const { return *shards_; }
   Progress& progress() const { return *progress_; }
   const Owners* where() const { return owners_.get(); }
+  void count_pull();  // once, when it was answered; of anything else than a pull: nothing
   // Plans what travels, and where its arrays are. known: for a member of a StepCall, whose arrays are registered: the
   // segments found for other members; *plan then has none of its own.
   Status plan(Arena::Segments* known, RemoteRoute::Plan* plan);
@@ -189,6 +190,7 @@ class Call : public Future, public Recycled, public Payload {
   std::atomic<int64_t> gated_ns_{0};     // since when it waits at a gate inside the process; 0: it does not
   std::mutex seen_mutex_;
   Seen seen_;
+  std::atomic<int64_t> waited_ns_{0};  // as in seen_
   bool has_seen_ = false;
   std::vector<uint32_t> refused_;             // parts; with seen_mutex_
   std::atomic<uint64_t> fresh_{Gate::kNone};  // the clock of a part that saw everything there was to see

@@ -176,6 +176,9 @@ void StepCall::finished() {
   session_->engine().arena().end(lent_.data(), lent_.size());
   const Status s = status();
   if (ticks_ && s.ok()) session_->heard_open(open_, told_);
+  for (const Member& member : members_) {
+    if (s.ok()) member.call->count_pull();
+  }
   if (s.ok() || (waited_for_ && !given_up_)) return;
   const Status all = named(s);
   waited_for_ && !members_.empty() ? members_[0].call->progress().unseen.add(all) : session_->add_unseen(all);
