@@ -142,7 +142,7 @@ def test_a_recycled_process_number_keeps_no_folder(root: pathlib.Path):
     assert not root.exists()
 
 
-@pytest.mark.parametrize("files", [[], ["token"], ["token", "address"]])
+@pytest.mark.parametrize("files", [[], ["token"], ["token", "bearer", "header", "address"]])
 def test_no_reader_sees_a_half_made_folder_and_the_next_run_removes_it(root: pathlib.Path, files: list[str]):
     begins = f"""
 import os, signal

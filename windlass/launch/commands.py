@@ -277,6 +277,37 @@ def top(
     status(address, run, token_file, no_token, tls_ca, config, watch=True)
 
 
+def metrics(
+    address: Address = None,
+    run: RunName = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    for_prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="A scrape configuration, as YAML, instead.")
+    ] = False,
+) -> None:
+    """Says how to read /metrics and the JSON of the status: lines for curl, or a configuration for Prometheus.
+
+    Without --address and --run: of the `windlass run` on this machine. What lets one read lies in files that only you
+    can read.
+    """
+    from windlass.launch import rundir
+    from windlass.observe import scrape
+    from windlass.observe.operator import find
+
+    settings = _settings(locals())
+    where, token = find(settings, run)
+    folder = scrape.folder_of(where, token)
+    if for_prometheus:
+        name = next((one.name for one in rundir.runs() if one.folder == folder), None)
+        typer.echo(scrape.prometheus(where, folder, settings.tls_ca, name))
+    else:
+        for line in scrape.curl_lines(where, folder, settings.tls_ca):
+            typer.echo(line)
+
+
 def doctor(
     address: Address = None,
     token_file: TokenFile = None,
@@ -326,6 +357,6 @@ def move(
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass`."""
     app.command(context_settings=PassThrough)(_plainly(run))
-    for command in (server, scheduler, status, top, doctor, move):
+    for command in (server, scheduler, status, top, metrics, doctor, move):
         app.command()(_plainly(command))
     app.command(context_settings=PassThrough)(_plainly(worker))

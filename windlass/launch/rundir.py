@@ -1,4 +1,5 @@
 """The folder of one `windlass run`: its token, which only the owner can read, where its scheduler is, and its name.
+What is derived from the token for readers of `/metrics` lies beside it, as a value and as a header.
 
 It is there while the run is, so that `windlass status` and ``wl.connect(run=NAME)`` find it. The launcher removes it;
 if that was killed, the scheduler does; if everything was, the next run does.
@@ -6,7 +7,7 @@ if that was killed, the scheduler does; if everything was, the next run does.
 Runs begin and end beside each other in one base folder, without a common lock:
 
     base/part-4711-9f2c41d7   half made or half removed; no reader looks at it
-    base/run-4711-9f2c41d7    complete: `token`, `address` and `about` are in it
+    base/run-4711-9f2c41d7    complete: `token`, `bearer`, `header`, `address` and `about` are in it
 
 The process that makes a folder locks it (flock) and keeps the lock for life; the kernel releases it when the process
 ends, however that happens. So the folder itself tells whether its run goes on. A process number does not: it may belong
@@ -29,7 +30,9 @@ from collections.abc import Iterator
 
 from windlass._errors import InvalidArgument, NotFound
 from windlass._net.token import check_own, make_user_folder, read_token, user_folder, write_private
+from windlass.control.auth import bearer
 
+BEARER, HEADER = "bearer", "header"  # the Bearer value for Prometheus, and all of its header for curl
 _COMPLETE, _PARTIAL = "run-", "part-"
 _ATTEMPTS = 100  # one fails only if another run removes something at that very moment
 
@@ -70,6 +73,8 @@ def _make(address: str, token: bytes, about: str) -> pathlib.Path:
     try:
         _hold(lock)
         write_private(partial / "token", token)
+        for file, line in bearer_files(token).items():
+            write_private(partial / file, line)
         write_private(partial / "address", address.encode())
         write_private(partial / "about", about.encode())
         partial.rename(complete)
@@ -79,6 +84,12 @@ def _make(address: str, token: bytes, about: str) -> pathlib.Path:
         raise
     _locks[complete] = lock
     return complete
+
+
+def bearer_files(token: bytes) -> dict[str, bytes]:
+    """What lets one read the status, by the name of the file."""
+    value = bearer(token)
+    return {BEARER: value.encode(), HEADER: f"Authorization: Bearer {value}".encode()}
 
 
 def _hold(fd: int) -> None:
