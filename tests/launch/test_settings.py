@@ -12,6 +12,8 @@ from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass._settings import OTHER_VARIABLES, SETTINGS, Settings, check_environment, load
+from windlass.control.model import Terms
+from windlass.testing import Servers
 
 GIB = 1 << 30
 
@@ -25,6 +27,19 @@ def write(folder: pathlib.Path, text: str) -> pathlib.Path:
 def settle(name: str, flag: Any = None, variable: str | None = None, file: pathlib.Path | None = None) -> Settings:
     environ = {} if variable is None else {f"WINDLASS_{name.upper()}": variable}
     return load({name: flag}, file, environ)
+
+
+def test_the_failure_timeout_has_one_default_with_a_scheduler_and_without(monkeypatch: pytest.MonkeyPatch):
+    default = SETTINGS["failure_timeout"].default
+    assert Terms(1).failure_timeout == default
+    with Servers(1) as servers:
+        with servers.connect() as cluster:
+            assert cluster._remote.failure_timeout == default
+        monkeypatch.setenv("WINDLASS_FAILURE_TIMEOUT", "3.5")
+        with servers.connect() as cluster:
+            assert cluster._remote.failure_timeout == 3.5
+        with servers.connect(failure_timeout=4.5) as cluster:
+            assert cluster._remote.failure_timeout == 4.5
 
 
 # -- which source counts ---------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def connect(
     token: str | bytes | None = None,
     run: str | None = None,
     timeout: float = 60.0,
-    failure_timeout: float = 5.0,
+    failure_timeout: float | None = None,
     checksums: bool | None = None,
     transport: Transport | None = None,
     sync: Sync | str | None = None,
@@ -56,7 +56,8 @@ def connect(
         that this user's processes share on this host).
     run: the name of a `windlass run` of this user on this machine, instead of its address and token; `windlass status`
         lists them.
-    failure_timeout: seconds after which a server that cannot be reached is given up. A scheduler sets it itself.
+    failure_timeout: seconds after which a server that cannot be reached is given up (default:
+        WINDLASS_FAILURE_TIMEOUT, else 10). Where there is a scheduler, its own counts for all.
     checksums: whether numbers carry checksums (default: on TCP, but not on Unix sockets).
     transport: "auto" shares memory with servers on this host instead of sending numbers; "arena" is an error if that is
         not possible; "socket" sends everything (default: WINDLASS_TRANSPORT, else "auto").
@@ -132,7 +133,7 @@ def connect(
             servers,
             settings.app,
             _secret_of(token, settings),
-            failure_timeout,
+            settings.failure_timeout if failure_timeout is None else failure_timeout,
             checksums,
             settings.transport,
             policy,

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from windlass._settings import SETTINGS
 from windlass.control import messages as m
 from windlass.control.barrier import Barrier
 from windlass.control.placement import runs_of
@@ -15,8 +16,8 @@ class Terms:
 
     cluster: int  #: a random number: members of another cluster are refused
     servers: int = 1  #: how many are expected
-    failure_timeout: float = 10.0
-    start_timeout: float = 60.0
+    failure_timeout: float = SETTINGS["failure_timeout"].default
+    start_timeout: float = SETTINGS["start_timeout"].default
     missing_seconds: float = 5.0  #: how often it is said who is missing
     linger: bool = False  #: stay when all workers have left
     quotas: dict[str, int] = dataclasses.field(default_factory=dict)  #: bytes, by app
