@@ -43,7 +43,7 @@ def together(cluster: wl.Cluster, world: int, work: Callable[[wl.Cluster], Any],
         try:
             return work(workers[rank])
         finally:
-            workers[rank].leave()
+            workers[rank].close()
 
     return at_once(world, run, seconds)
 
@@ -62,10 +62,10 @@ class Crew:
 
     def leave(self) -> None:
         for worker in self.workers:
-            worker.leave()
+            worker.close()
 
 
-def waits(future: wl.Future[Any], seconds: float = 0.15) -> bool:
+def waits(future: wl.types.Future[Any], seconds: float = 0.15) -> bool:
     """Whether it is still under way after a while."""
     time.sleep(seconds)
     return not future.done()

@@ -115,7 +115,7 @@ def every_call(
         "Cluster.barrier": lambda: cluster.barrier(),
         "Cluster.fingerprint": lambda: cluster.fingerprint(),
         "Tensor.pull": lambda: tensor.pull(),
-        "Tensor.pull newer_than": lambda: tensor.pull(newer_than=0),
+        "Tensor.pull_newer": lambda: tensor.pull_newer(),
         "Tensor.pull of rows": lambda: tensor[0:1].pull(),
         "Tensor.pull of listed rows": lambda: tensor[[1, 0]].pull(),
         "Tensor.pull_async": lambda: tensor.pull_async(),

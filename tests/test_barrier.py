@@ -113,14 +113,14 @@ def test_who_leaves_is_waited_for_no_more(cluster: wl.Cluster) -> None:
     first, second, third = (cluster.worker(rank, 3) for rank in range(3))
     calls = [Call(worker.barrier) for worker in (first, second)]
     assert calls[0].waits()
-    third.leave()
+    third.close()
     for call in calls:
         call.end()
-    first.leave()
+    first.close()
     second.barrier()  # alone
-    with pytest.raises(wl.Closed, match="this worker has left"):
+    with pytest.raises(wl.Closed, match="worker 0 has been closed"):
         first.barrier()
-    second.leave()
+    second.close()
 
 
 @embedded
@@ -138,14 +138,14 @@ def test_time_that_is_up_names_the_missing_and_called_again_it_is_the_same_barri
     with pytest.raises(wl.Timeout, match=r"barrier 2: 1 of 4 .* missing: ranks 1, 2, 3$"):
         workers[0].barrier(timeout=0)
     for worker in workers:
-        worker.leave()
+        worker.close()
 
 
 @embedded
 def test_who_comes_in_place_of_one_that_left_begins_at_the_current_barrier(cluster: wl.Cluster) -> None:
     first, second = (cluster.worker(rank, 2) for rank in range(2))
     at_once(2, lambda rank: (first, second)[rank].barrier())
-    second.leave()
+    second.close()
     again = cluster.worker(1, 2)
     call = Call(first.barrier)
     assert call.waits()
@@ -155,12 +155,12 @@ def test_who_comes_in_place_of_one_that_left_begins_at_the_current_barrier(clust
     call = Call(first.barrier)
     with pytest.raises(wl.Closed, match="another has taken its rank 1"):
         again.barrier()
-    again.leave()
+    again.close()
     assert call.waits()
     other.barrier()
     call.end()
-    first.leave()
-    other.leave()
+    first.close()
+    other.close()
 
 
 @embedded
@@ -206,8 +206,8 @@ def test_two_threads_of_one_worker_are_refused(cluster: wl.Cluster) -> None:
         first.barrier()
     second.barrier()
     call.end()
-    first.leave()
-    second.leave()
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
@@ -224,7 +224,7 @@ def test_a_worker_that_is_alone_passes(cluster: wl.Cluster) -> None:
     assert pushed.done()
     alone = cluster.worker(0, 1)
     alone.barrier()
-    alone.leave()
+    alone.close()
 
 
 def test_servers_without_a_scheduler_know_no_workers() -> None:
@@ -396,7 +396,7 @@ try:
     worker.barrier(timeout=600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
-worker.leave()
+worker.close()
 """
 
 

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from crew import at_once
 from helpers import FLOAT32, SHARD
 
 import windlass as wl
+from windlass.testing import LocalCluster
 
 
 def test_a_cluster_is_worker_0_of_1_by_default(cluster: wl.Cluster):
@@ -35,12 +37,62 @@ def test_workers_share_objects_and_have_their_own_rank(cluster: wl.Cluster):
         workers[1].tensor("w", (4,), rule=wl.Sum())
 
 
-@pytest.mark.embedded("workers inside a process share its engine; elsewhere, each has connections of its own")
-def test_the_end_of_one_worker_is_the_end_of_the_engine(cluster: wl.Cluster):
+def test_the_end_of_a_further_worker_is_the_end_of_nobody_else(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3,), rule=wl.Sum())
-    cluster.worker(1, 2).close()
-    with pytest.raises(wl.Closed):
-        tensor.pull()
+    with cluster.worker(0, 2) as one, cluster.worker(1, 2) as other:
+        theirs, table = other.tensor("w", (3,), rule=wl.Sum()), other.table("t", 2, rule=wl.Sum())
+        theirs.push(np.ones(3, FLOAT32))
+        other.close()
+        other.close()  # again
+        assert repr(other).endswith("rank 1 of 2, closed>")
+        calls = [theirs.pull, lambda: theirs.push(np.ones(3, FLOAT32)), theirs.pull_async, theirs.sum, theirs.snapshot]
+        calls += [lambda: table.pull([1]), lambda: table.push([1], [[1, 1]]), lambda: list(table.export())]
+        calls += [other.tick, other.settle, lambda: other.tensor("v", (3,), rule=wl.Sum()), other.fingerprint]
+        calls += [lambda: other.lease(10, 5), lambda: other.empty(3), lambda: theirs.put([1.0, 1.0, 1.0])]
+        for call in calls:
+            with pytest.raises(wl.Closed, match="closed"):
+                call()
+        assert one.tensor("w", (3,), rule=wl.Sum()).push_pull(np.ones(3, FLOAT32)).tolist() == [2, 2, 2]
+    assert tensor.pull().tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_a_thread_is_a_worker_for_as_long_as_its_block(cluster: wl.Cluster, sync: str):
+    """The others wait for it no longer, and what it had pushed when its block ended counts."""
+
+    def work(rank: int) -> float:
+        with cluster.worker(rank, 3) as worker:
+            w = worker.tensor("w", (3,), rule=wl.Sum(), sync=sync)
+            for _ in range(rank):
+                w.push_pull(np.ones(3, FLOAT32))
+            w.push(np.ones(3, FLOAT32))
+        return worker.clock
+
+    at_once(3, work)
+    assert cluster.tensor("w", (3,), rule=wl.Sum(), sync=sync).pull().tolist() == [6, 6, 6]
+
+
+def test_threads_are_workers_with_a_scheduler_as_without():
+    def work(of: wl.Cluster, rank: int) -> list[float]:
+        with of.worker(rank, 3) as worker:
+            w = worker.tensor("w", (3,), rule=wl.Sum(), sync="bsp")
+            for _ in range(4):
+                weights = w.push_pull(np.ones(3, FLOAT32))
+            return weights.tolist()
+
+    expected = [[12.0] * 3] * 3
+    with wl.connect() as cluster:
+        assert at_once(3, lambda rank: work(cluster, rank)) == expected
+    with LocalCluster(servers=2) as there, there.connect(reader=True) as cluster:
+        assert at_once(3, lambda rank: work(cluster, rank)) == expected
+
+
+def test_a_cluster_that_is_a_worker_says_so_when_a_thread_is_to_take_its_rank():
+    with LocalCluster(servers=1) as there, there.connect() as cluster:
+        with pytest.raises(wl.InvalidArgument, match=r"worker: this cluster is worker 0 itself; .*reader=True"):
+            cluster.worker(0, 2)
+        with cluster.worker(1, 2) as other:
+            assert (other.rank, other.world_size) == (1, 2)
 
 
 def test_tick_closes_an_iteration_of_its_own_worker(cluster: wl.Cluster):

@@ -43,8 +43,8 @@ def status(cluster: wl.Cluster, name: str = "data") -> dict[str, int]:
 
 def test_one_worker_gets_every_sample_of_every_epoch_once_in_another_order():
     with wl.connect(threads=1) as cluster:
-        lease = cluster.lease(103, batch=10, epochs=3)
-        assert (len(lease), lease.samples, lease.batch, lease.epochs) == (11, 103, 10, 3)
+        lease = cluster.lease(103, batch_size=10, epochs=3)
+        assert (len(lease), lease.samples, lease.batch_size, lease.epochs) == (11, 103, 10, 3)
         epochs = []
         for epoch in range(3):
             batches = list(lease)
@@ -62,12 +62,12 @@ def test_one_worker_gets_every_sample_of_every_epoch_once_in_another_order():
 
 def test_without_shuffling_samples_come_in_order():
     with wl.connect(threads=1) as cluster:
-        assert np.concatenate(list(cluster.lease(50, batch=8, shuffle=False))).tolist() == list(range(50))
+        assert np.concatenate(list(cluster.lease(50, batch_size=8, shuffle=False))).tolist() == list(range(50))
 
 
 def test_a_lease_is_done_when_the_iteration_that_used_its_last_batch_is_closed():
     with wl.connect(threads=1) as cluster:
-        lease = cluster.lease(40, batch=5, range=10)
+        lease = cluster.lease(40, batch_size=5, lease_size=10)
         batches = iter(lease)
         for done in (0, 0, 10, 10, 20):
             next(batches)
@@ -85,7 +85,7 @@ def test_a_lease_is_done_when_the_iteration_that_used_its_last_batch_is_closed()
 def test_pushes_close_iterations_too():
     with wl.connect(threads=1) as cluster:
         w = cluster.tensor("w", 4, rule=wl.SGD(lr=0.1))
-        lease = cluster.lease(40, batch=5, range=5)
+        lease = cluster.lease(40, batch_size=5, lease_size=5)
         done = []
         for _ in lease:
             w.push_pull(np.ones(4, np.float32))
@@ -95,7 +95,7 @@ def test_pushes_close_iterations_too():
 
 def test_what_an_epoch_left_early_has_not_used_comes_in_the_next():
     with wl.connect(threads=1) as cluster:
-        lease = cluster.lease(100, batch=5, epochs=2)
+        lease = cluster.lease(100, batch_size=5, epochs=2)
         first = []
         for batch in lease:
             first.append(batch)
@@ -108,44 +108,44 @@ def test_what_an_epoch_left_early_has_not_used_comes_in_the_next():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"n": 0}, "n must be a whole number between 1"),
-        ({"n": 1.5}, "n must be a whole number"),
-        ({"batch": 0}, "batch must be a whole number between 1"),
+        ({"samples": 0}, "samples must be a whole number between 1"),
+        ({"samples": 1.5}, "samples must be a whole number"),
+        ({"batch_size": 0}, "batch_size must be a whole number between 1"),
         ({"epochs": 0}, "epochs must be a whole number between 1"),
         ({"seed": -1}, "seed must be a whole number between 0"),
-        ({"range": 15}, "range must be a multiple of batch=10, not 15"),
+        ({"lease_size": 15}, "lease_size must be a multiple of batch_size=10, not 15"),
         ({"split": "even"}, 'split must be "leased" or "static", not \'even\''),
         ({"ahead_seconds": -1}, "ahead_seconds must be at least 0"),
         ({"name": ""}, "the name must be 1 to 256 printable characters"),
-        ({"n": 2**30, "batch": 1, "range": 1}, "at most 1048576 ranges in an epoch"),
+        ({"samples": 2**30, "batch_size": 1, "lease_size": 1}, "at most 1048576 ranges in an epoch"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], text: str):
     with wl.connect(threads=1) as cluster, pytest.raises(wl.InvalidArgument) as raised:
-        cluster.lease(**{"n": 100, "batch": 10, **arguments})
+        cluster.lease(**{"samples": 100, "batch_size": 10, **arguments})
     assert text in str(raised.value)
 
 
 def test_a_name_is_leased_once_by_a_worker_and_on_one_set_of_terms():
     with wl.connect(threads=1) as cluster:
-        cluster.lease(100, batch=10)
+        cluster.lease(100, batch_size=10)
         with pytest.raises(wl.InvalidArgument, match="has made it already"):
-            cluster.lease(100, batch=10)
-        cluster.lease(100, batch=10, name="more")
-        next(iter(cluster.worker(0, 2).lease(100, batch=10, name="third")))
+            cluster.lease(100, batch_size=10)
+        cluster.lease(100, batch_size=10, name="more")
+        next(iter(cluster.worker(0, 2).lease(100, batch_size=10, name="third")))
         with pytest.raises(wl.SpecMismatch, match=r"there: 100 samples, 1 epochs"):
-            next(iter(cluster.worker(1, 2).lease(100, batch=10, epochs=2, name="third")))
+            next(iter(cluster.worker(1, 2).lease(100, batch_size=10, epochs=2, name="third")))
 
 
 def test_after_close_a_lease_says_so():
     cluster = wl.connect(threads=1)
-    batches = iter(cluster.lease(100, batch=10))
+    batches = iter(cluster.lease(100, batch_size=10))
     next(batches)
     cluster.close()
     with pytest.raises(wl.Closed):
         next(batches)
     with pytest.raises(wl.Closed):
-        cluster.lease(100, batch=10, name="other")
+        cluster.lease(100, batch_size=10, name="other")
 
 
 def test_large_data_has_no_more_ranges_than_a_ledger_takes():
@@ -182,13 +182,13 @@ def test_an_order_is_even():
 def test_threads_share_the_epochs_and_nobody_waits_for_ever(sync: str):
     def work(worker: wl.Cluster) -> tuple[int, int, list[np.ndarray]]:
         w = worker.tensor("w", 4, rule=wl.SGD(lr=0.1))
-        lease = worker.lease(1000, batch=7, epochs=3)
+        lease = worker.lease(1000, batch_size=7, epochs=3)
         batches = []
         for _ in range(3):
             for batch in lease:
                 batches.append(batch)
                 w.push_pull(np.ones(4, np.float32))
-        worker.leave()
+        worker.close()
         return lease.samples_done, lease.duplicates, batches
 
     with wl.connect(threads=1, sync=sync) as cluster:
@@ -219,12 +219,12 @@ def test_threads_that_become_workers_at_the_same_time_share_one_ledger(restless:
             def work(rank: int, cluster: wl.Cluster = cluster, begin: threading.Barrier = begin) -> list[np.ndarray]:
                 begin.wait(SECONDS)
                 worker = cluster.worker(rank, world)
-                lease = worker.lease(200, batch=5)
+                lease = worker.lease(200, batch_size=5)
                 batches = []
                 for batch in lease:
                     batches.append(batch)
                     worker.tick()
-                worker.leave()
+                worker.close()
                 return batches
 
             count = used([batch for batches in at_once(world, work, SECONDS) for batch in batches])
@@ -251,10 +251,10 @@ def test_threads_that_need_a_cluster_at_the_same_time_get_the_same_one(restless:
 def test_what_a_worker_that_leaves_has_not_done_is_done_by_the_others():
     with wl.connect(threads=1) as cluster:
         gone, other = cluster.worker(0, 2), cluster.worker(1, 2)
-        batches = iter(gone.lease(100, batch=5, range=10))
+        batches = iter(gone.lease(100, batch_size=5, lease_size=10))
         first = [next(batches) for _ in range(3)]
-        gone.leave()
-        rest = list(other.lease(100, batch=5, range=10))
+        gone.close()
+        rest = list(other.lease(100, batch_size=5, lease_size=10))
         assert used(rest) == collections.Counter(set(range(100)) - set(used(first[:2])))
         assert status(cluster)["samples_done"] == 100
 
@@ -265,7 +265,7 @@ def test_a_slow_worker_is_relieved():
         done = threading.Event()
 
         def work(worker: wl.Cluster) -> int:
-            lease = worker.lease(200, batch=5, range=10)
+            lease = worker.lease(200, batch_size=5, lease_size=10)
             if worker.rank == 0:
                 batches = iter(lease)
                 next(batches)
@@ -286,10 +286,10 @@ def test_a_slow_worker_is_relieved():
 def test_who_comes_late_joins_in_the_epoch_the_others_are_in():
     with wl.connect(threads=1) as cluster:
         first, late = cluster.worker(0, 2), cluster.worker(1, 2)
-        lease = first.lease(100, batch=10, epochs=3)
+        lease = first.lease(100, batch_size=10, epochs=3)
         list(lease)
         list(lease)
-        comes = late.lease(100, batch=10, epochs=3)
+        comes = late.lease(100, batch_size=10, epochs=3)
         assert [len(list(comes)) for _ in range(3)] == [0, 0, 10]
 
 
@@ -300,8 +300,8 @@ def test_a_static_split_is_the_same_every_time_and_covers_the_data(connect: Conn
     def epochs(cluster: wl.Cluster) -> list[list[list[int]]]:
         found = []
         for rank in range(3):
-            with cluster.worker(rank, 3) if cluster._remote is not None else _left(cluster.worker(rank, 3)) as worker:
-                lease = worker.lease(100, batch=7, epochs=2, split="static", seed=5)
+            with cluster.worker(rank, 3) as worker:
+                lease = worker.lease(100, batch_size=7, epochs=2, split="static", seed=5)
                 found.append([[i for batch in lease for i in batch.tolist()] for _ in range(2)])
                 assert len(lease) == 5
                 assert lease.samples_done == sum(map(len, found[-1]))
@@ -316,27 +316,14 @@ def test_a_static_split_is_the_same_every_time_and_covers_the_data(connect: Conn
     assert first[1][0][:7] == order[7:14]
 
 
-class _left:  # noqa: N801 (reads as a verb)
-    """A worker that leaves at the end of the block."""
-
-    def __init__(self, worker: wl.Cluster) -> None:
-        self.worker = worker
-
-    def __enter__(self) -> wl.Cluster:
-        return self.worker
-
-    def __exit__(self, *_: object) -> None:
-        self.worker.leave()
-
-
 def test_without_a_scheduler_several_workers_need_the_static_split():
     with Servers(1, threads=1) as servers:
         with servers.connect() as cluster:
-            assert used(list(cluster.lease(50, batch=10))) == collections.Counter(range(50))
+            assert used(list(cluster.lease(50, batch_size=10))) == collections.Counter(range(50))
         with servers.connect(rank=0, world_size=2) as worker:
             with pytest.raises(wl.InvalidArgument, match='use split="static"'):
-                worker.lease(100, batch=10)
-            assert len(list(worker.lease(100, batch=10, split="static"))) == 5
+                worker.lease(100, batch_size=10)
+            assert len(list(worker.lease(100, batch_size=10, split="static"))) == 5
 
 
 # -- with a scheduler ------------------------------------------------------------------------------------------------
@@ -371,11 +358,11 @@ def in_scheduler(cluster: LocalCluster, worker: wl.Cluster) -> dict[str, Any]:
 
 def test_a_slow_worker_is_relieved_by_the_scheduler(scheduled: LocalCluster):
     with pair(scheduled) as (slow, quick):
-        lease = slow.lease(200, batch=5, range=10, ahead_seconds=1000)
+        lease = slow.lease(200, batch_size=5, lease_size=10, ahead_seconds=1000)
         batches = iter(lease)
         first = [next(batches), next(batches), next(batches)]
         until(lambda: len(lease._holding) > 3, "it holds its share", SECONDS)
-        rest = list(quick.lease(200, batch=5, range=10, ahead_seconds=1000))
+        rest = list(quick.lease(200, batch_size=5, lease_size=10, ahead_seconds=1000))
         assert used(first + rest).keys() == set(range(200))
         until(lambda: not lease._holding.has_work, "it has heard of that", SECONDS)
         assert lease.taken_back > 3
@@ -388,26 +375,26 @@ def test_a_slow_worker_is_relieved_by_the_scheduler(scheduled: LocalCluster):
 
 def test_the_scheduler_refuses_other_terms_and_readers(scheduled: LocalCluster):
     with pair(scheduled) as (one, other):
-        next(iter(one.lease(100, batch=10)))
+        next(iter(one.lease(100, batch_size=10)))
         with pytest.raises(wl.SpecMismatch, match="asked: 100 samples, 2 epochs"):
-            next(iter(other.lease(100, batch=10, epochs=2)))
+            next(iter(other.lease(100, batch_size=10, epochs=2)))
     with scheduled.connect(reader=True) as reader, pytest.raises(wl.AccessDenied, match="a reader takes no leases"):
-        reader.lease(100, batch=10)
+        reader.lease(100, batch_size=10)
 
 
 def test_what_was_used_before_a_cluster_is_closed_is_done(scheduled: LocalCluster):
     with pair(scheduled) as (one, other):
-        batches = iter(one.lease(100, batch=10, range=10))
+        batches = iter(one.lease(100, batch_size=10, lease_size=10))
         first = [next(batches) for _ in range(3)]
         one.close()
-        rest = list(other.lease(100, batch=10, range=10))
+        rest = list(other.lease(100, batch_size=10, lease_size=10))
         assert used(first + rest) == collections.Counter(range(100))
         assert in_scheduler(scheduled, other)["duplicates"] == 0
 
 
 def test_without_a_scheduler_and_without_leases_there_is_an_error_in_time():
     with LocalCluster(servers=1) as cluster, cluster.connect() as worker:
-        lease = worker.lease(1000, batch=10, range=10, ahead_seconds=0)
+        lease = worker.lease(1000, batch_size=10, lease_size=10, ahead_seconds=0)
         batches = iter(lease)
         next(batches)
         cluster.scheduler.kill()
@@ -439,7 +426,7 @@ def test_the_default_cluster_is_the_one_that_connect_made(monkeypatch: pytest.Mo
 
 def test_asking_inside_the_process_takes_little_time():
     with wl.connect(threads=1) as cluster:
-        lease = cluster.lease(100_000, batch=10)
+        lease = cluster.lease(100_000, batch_size=10)
         begun = time.monotonic()
         count = sum(1 for _ in lease)
         each = (time.monotonic() - begun) / count

@@ -271,16 +271,16 @@ def test_nan_and_infinity_pass_unless_refused(cluster: wl.Cluster, bad: float):
 def test_a_refused_number_changes_no_shard(cluster: wl.Cluster, verb: str, dtype: str, place: int, bad: float):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Adam(), init=wl.Normal(), reject_nonfinite=True)
     assert tensor.shards == 3
-    before, version = tensor.fingerprint(), tensor.pull(newer_than=0).version
+    before, version = tensor.fingerprint(), tensor.pull_newer().version
     grad = torch.ones(3 * SHARD).to(getattr(torch, dtype))
     grad[place] = bad
     with pytest.raises(wl.NonFinite, match="tensor 'w': the gradient has NaN or infinity; nothing was applied"):
         getattr(tensor, verb)(grad)
     assert tensor.fingerprint() == before
-    assert not tensor.pull(newer_than=version).changed
+    assert not tensor.pull_newer(version).changed
     grad[place] = 1
     getattr(tensor, verb)(grad)
-    assert tensor.pull(newer_than=version).changed
+    assert tensor.pull_newer(version).changed
 
 
 @pytest.mark.parametrize("bad", NOT_FINITE)

@@ -67,7 +67,7 @@ def test_a_cluster_need_not_be_closed(here: Environment, kept: str):
             futures = [tensor.push(array), table.push_pull_async([1, 2], np.ones((2, 2), np.float32))]
             walk = table.export()
             next(walk)
-            return [cluster, tensor, tensor[1:], table, array, futures, walk, tensor.pull(newer_than=0)]
+            return [cluster, tensor, tensor[1:], table, array, futures, walk, tensor.pull_newer()]
 
         if {kept!r} == "globals":
             cluster, tensor, rows, table, array, futures, walk, pulled = make()

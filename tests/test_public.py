@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import inspect
 import pathlib
 import re
 import types
@@ -33,6 +34,7 @@ def sort_key(name: str) -> tuple[int, str]:
 
 def public_members() -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = [(name, getattr(wl, name)) for name in wl.__all__]
+    found += [(name, getattr(wl.types, name)) for name in wl.types.__all__]
     for name, value in list(found):
         if not isinstance(value, type):
             continue
@@ -49,6 +51,50 @@ def public_members() -> list[tuple[str, object]]:
 
 def test_all_is_exactly_what_is_visible_and_sorted():
     assert wl.__all__ == sorted(visible(), key=sort_key)
+
+
+def returned() -> set[str]:
+    """The classes that public methods and properties of clusters, tensors and tables say that they return."""
+    found: set[str] = set()
+    for kind in (wl.Cluster, wl.Tensor, wl.Table, wl.types.Future):
+        for base in kind.__mro__:
+            if not base.__module__.startswith("windlass."):
+                continue
+            for name, member in vars(base).items():
+                function = member.fget if isinstance(member, property) else member
+                if not name.startswith("_") and isinstance(function, types.FunctionType):
+                    found |= set(re.findall(r"\b[A-Z]\w+", str(function.__annotations__.get("return", ""))))
+    return found
+
+
+def test_what_users_make_is_in_the_package_and_what_calls_return_is_in_its_types():
+    assert not set(wl.__all__) & set(wl.types.__all__)
+    made = {name for name in wl.__all__ if "made by" in (getattr(wl, name).__doc__ or "").lower()}
+    assert made == {"Cluster", "Table", "Tensor"}  # of what calls return, these stand in every annotation
+    assert {"Pulled", "Histogram", "Local", "Step"} <= returned()
+    strange = {"Any", "Iterator", "EllipsisType", "Keys", "NoneType", "None", "T"}
+    assert returned() - strange <= {*wl.__all__, *wl.types.__all__}
+
+
+def test_types_are_exactly_those_that_are_listed_and_sorted():
+    listed = [name for name in vars(wl.types) if not name.startswith("_")]
+    assert wl.types.__all__ == sorted(listed)
+
+
+@pytest.mark.parametrize("kind", [wl.Tensor, wl.Table])
+def test_every_question_has_its_arguments_in_one_order(kind: type):
+    """What cannot be left out, then the condition, then all else by its name."""
+    methods = inspect.getmembers(kind, inspect.isfunction)
+    asked = {name: inspect.signature(method) for name, method in methods if not name.startswith("_")}
+    asked = {name: signature for name, signature in asked.items() if "where" in signature.parameters}
+    assert {"count", "keys", "sum", "norm", "top_k", "histogram"} <= set(asked)
+    for name, signature in asked.items():
+        if name == "delete":  # its keys are what it is about, and may be left out
+            continue
+        _, *given = signature.parameters.values()
+        needed = [p for p in given if p.default is p.empty]
+        plain = [p.name for p in given if p.kind is p.POSITIONAL_OR_KEYWORD]
+        assert plain == [*(p.name for p in needed), "where"], name
 
 
 @pytest.mark.parametrize(("name", "value"), public_members(), ids=lambda x: x if isinstance(x, str) else "")

@@ -129,10 +129,10 @@ def test_what_is_not_given_stays(cluster: wl.Cluster) -> None:
 
 def test_a_put_is_newer(cluster: wl.Cluster) -> None:
     w = cluster.tensor("w", SHAPE, rule=wl.Sum())
-    _, version, _ = w.pull(newer_than=0)
-    assert not w.pull(newer_than=version).changed
+    _, version, _ = w.pull_newer()
+    assert not w.pull_newer(version).changed
     w.put(np.full(SHAPE, 3, np.float32))
-    seen = w.pull(newer_than=version)
+    seen = w.pull_newer(version)
     assert seen.changed
     assert (seen.value == 3).all()
 
@@ -199,7 +199,7 @@ def test_puts_while_others_push_keep_all_sequences_right(connect: Connect) -> No
             tensor.push(ones).wait()
         assert (tensors[0].pull() == 3).all()
         for worker in workers:
-            worker.leave()
+            worker.close()
 
 
 def test_a_put_that_times_out_says_so(cluster: wl.Cluster) -> None:

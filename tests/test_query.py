@@ -86,7 +86,7 @@ def test_where_counts_and_filters_by_key_and_row(cluster: wl.Cluster):
     table, keys, x = filled(cluster)
     norm = np.linalg.norm(x, axis=1)
     middle = int(np.sort(keys)[ROWS // 2])
-    cases: list[tuple[wl.Expression, np.ndarray]] = [
+    cases: list[tuple[wl.types.Expression, np.ndarray]] = [
         (wl.row.norm() < 1.5, norm < 1.5),
         ((wl.row.norm() < 1.5) & (wl.key >= middle), (norm < 1.5) & (keys >= middle)),
         ((wl.row[0] > 0) | ~(wl.row[1] > 0), (x[:, 0] > 0) | ~(x[:, 1] > 0)),
@@ -105,7 +105,7 @@ def test_where_counts_and_filters_by_key_and_row(cluster: wl.Cluster):
         np.testing.assert_array_equal(np.sort(np.concatenate([*found, np.zeros(0, np.uint64)])), np.sort(keys[holds]))
     assert table.count() == ROWS
     holds = x[:, 0] > 1
-    exported = list(table.export(77, where=wl.row[0] > 1))
+    exported = list(table.export(chunk_rows=77, where=wl.row[0] > 1))
     rows = dict(zip(keys.tolist(), x.astype(np.float32), strict=True))
     assert sum(len(chunk.keys) for chunk in exported) == holds.sum()
     for chunk in exported:
@@ -208,18 +208,18 @@ def test_rows_deleted_by_a_condition_while_others_push(cluster: wl.Cluster):
 # -- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def check_numbers(thing: wl.Tensor | wl.Table, x: np.ndarray, where: wl.Expression | None = None) -> None:
+def check_numbers(thing: wl.Tensor | wl.Table, x: np.ndarray, where: wl.types.Expression | None = None) -> None:
     y = x.astype(np.float64)
     near = {"rel": 1e-12, "abs": 1e-12}
     assert thing.sum(where) == pytest.approx(y.sum(), **near)
     assert thing.mean(where) == pytest.approx(y.mean(), **near)
     assert (thing.min(where), thing.max(where)) == (x.min(), x.max())
     assert thing.norm(where=where) == pytest.approx(np.linalg.norm(y), rel=1e-14)
-    assert thing.norm(1, where) == pytest.approx(abs(y).sum(), rel=1e-14)
-    assert thing.norm(math.inf, where=where) == abs(y).max()
+    assert thing.norm(where, ord=1) == pytest.approx(abs(y).sum(), rel=1e-14)
+    assert thing.norm(where, ord=math.inf) == abs(y).max()
     assert thing.nnz(where) == np.count_nonzero(x)
     for bins, span in ((10, None), (7, (-1.0, 2.0)), ([-5, -1, 0, 0.25, 9], None)):
-        counts, edges = thing.histogram(bins, range=span, where=where)
+        counts, edges = thing.histogram(bins=bins, range=span, where=where)
         want, want_edges = np.histogram(y, bins, range=span)
         np.testing.assert_array_equal(counts, want)
         np.testing.assert_array_equal(edges, want_edges)
@@ -277,12 +277,12 @@ def test_rows_longer_than_a_shard_have_functions_of_all_numbers_alone(cluster: w
 def test_of_nothing_there_is_a_sum_and_no_minimum(cluster: wl.Cluster):
     table = cluster.table("t", 4, rule=wl.Sum())
     for thing in (table, cluster.tensor("w", (0, 3), rule=wl.Sum()), cluster.tensor("v", 0, rule=wl.Sum())):
-        assert (thing.count(), thing.sum(), thing.norm(), thing.norm(1), thing.nnz()) == (0, 0, 0, 0, 0)
+        assert (thing.count(), thing.sum(), thing.norm(), thing.norm(ord=1), thing.nnz()) == (0, 0, 0, 0, 0)
         assert math.isnan(thing.mean())
         for ask in (thing.min, thing.max):
             with pytest.raises(wl.InvalidArgument, match="there are no numbers"):
                 ask()
-        assert thing.histogram(3).counts.tolist() == [0, 0, 0]
+        assert thing.histogram(bins=3).counts.tolist() == [0, 0, 0]
         assert len(thing.top_k(3).keys) == 0
         assert list(thing.keys()) == []
     table.pull([1])
@@ -298,12 +298,12 @@ def test_nan_and_infinity_are_as_in_numpy(cluster: wl.Cluster):
     assert (tensor.sum(), tensor.max(), tensor.min(), tensor.norm()) == (math.inf, math.inf, 0, math.inf)
     x[23] = np.nan
     tensor.push(x).wait()
-    for value in (tensor.sum(), tensor.mean(), tensor.min(), tensor.max(), tensor.norm(), tensor.norm(math.inf)):
+    for value in (tensor.sum(), tensor.mean(), tensor.min(), tensor.max(), tensor.norm(), tensor.norm(ord=math.inf)):
         assert math.isnan(value)
     assert tensor.nnz() == 39
     assert tensor.count(wl.row[0] == wl.row[0]) == 39
     assert tensor.count(~(wl.row[0] <= 1e9)) == 2
-    assert tensor.histogram(2, range=(0, 40)).counts.sum() == 38
+    assert tensor.histogram(bins=2, range=(0, 40)).counts.sum() == 38
     with pytest.raises(wl.InvalidArgument, match="finite range"):
         tensor.histogram()
 
@@ -328,9 +328,9 @@ def answers_of(*things: wl.Tensor | wl.Table) -> list[Any]:
     found: list[Any] = []
     for thing in things:
         for where in (None, (wl.row[3] > 0) & (wl.key % 3 != 0)):
-            found += [thing.sum(where), thing.mean(where), thing.norm(2, where), thing.norm(1, where)]
-            found += [thing.norm(math.inf, where), thing.min(where), thing.max(where), thing.nnz(where)]
-            found += [thing.count(where), thing.histogram(9, where=where).counts.tolist()]
+            found += [thing.sum(where), thing.mean(where), thing.norm(where, ord=2), thing.norm(where, ord=1)]
+            found += [thing.norm(where, ord=math.inf), thing.min(where), thing.max(where), thing.nnz(where)]
+            found += [thing.count(where), thing.histogram(bins=9, where=where).counts.tolist()]
             top = thing.top_k(30, where=where)
             found += [top.keys.tolist(), top.scores.tolist()]
     return found
@@ -525,11 +525,11 @@ def test_bad_questions_name_the_object_and_the_limit(cluster: wl.Cluster):
         (lambda: table.count(deep), "count of table 't': where: .*at most 256"),
         (lambda: table.count(right > 0), "count of table 't': where: .*at most 16 values"),
         (lambda: tensor.count(wl.row.updates > 0), "count of tensor 'w': where: .*in tables alone"),
-        (lambda: table.norm(3), "norm of table 't': ord must be 1, 2 or inf, not 3"),
-        (lambda: table.histogram(0), "at least one bin, not 0"),
-        (lambda: table.histogram(5000, range=(0, 1)), "1 to 4096 bins"),
-        (lambda: table.histogram([2, 1]), "edges are"),
-        (lambda: table.histogram(3, range=(2, 1)), "expected a finite range that ascends, saw 2.0 to 1.0"),
+        (lambda: table.norm(ord=3), "norm of table 't': ord must be 1, 2 or inf, not 3"),
+        (lambda: table.histogram(bins=0), "at least one bin, not 0"),
+        (lambda: table.histogram(bins=5000, range=(0, 1)), "1 to 4096 bins"),
+        (lambda: table.histogram(bins=[2, 1]), "edges are"),
+        (lambda: table.histogram(bins=3, range=(2, 1)), "expected a finite range that ascends, saw 2.0 to 1.0"),
         (lambda: table.keys(chunk_rows=0), "keys of table 't': chunk_rows must be at least 1, not 0"),
         (lambda: table.delete(), "delete of table 't': which rows"),
         (lambda: table.delete([1], where=wl.row[9] > 0), "delete of table 't', where: column 9 of rows with 4"),

@@ -24,7 +24,7 @@ def make():
     cluster = connect_here()
     table, tensor = cluster.table("t", 2, rule=wl.Adam()), cluster.tensor("w", (4, 2), rule=wl.Sum())
     table.push([1, 2], np.ones((2, 2), np.float32)).wait()
-    chunks, keys, rows = table.export(1), table.keys(chunk_rows=1), tensor.keys(chunk_rows=1)
+    chunks, keys, rows = table.export(chunk_rows=1), table.keys(chunk_rows=1), tensor.keys(chunk_rows=1)
     for walk in (chunks, keys, rows):
         next(walk)
     delayed = tensor.delayed(1)
@@ -38,12 +38,12 @@ def make():
         "future": tensor.push(np.ones((4, 2), np.float32)),
         "step": cluster.step(),
         "open step": cluster.step().__enter__(),
-        "version": tensor.pull(newer_than=0),
+        "version": tensor.pull_newer(),
         "walks": [chunks, keys, rows],
         "delayed": delayed,
         "registered array": cluster.empty(4),
         "slots": cluster.slots(4),
-        "lease": cluster.lease(100, batch=10, split="static"),
+        "lease": cluster.lease(100, batch_size=10, split="static"),
         "method": table.pull,
     }
 
@@ -124,7 +124,7 @@ def test_released_objects_raise_closed(here: Environment):
         cluster = connect_here()
         tensor, table = cluster.tensor("w", (4, 2), rule=wl.Sum()), cluster.table("t", 2, rule=wl.Sum())
         table.push([1, 2], np.ones((2, 2), np.float32)).wait()
-        future, walk = tensor.pull_async(), table.export(1)
+        future, walk = tensor.pull_async(), table.export(chunk_rows=1)
         next(walk)
         calls = every_call(cluster, tensor, table, cluster.empty((4, 2)))
         """,

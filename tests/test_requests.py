@@ -268,7 +268,7 @@ def test_every_call_that_waits_raises_timeout_in_time(cluster: wl.Cluster, secon
     with held(tensor), held(table, 9):
         calls: list[Any] = [
             lambda: tensor.pull(timeout=seconds),
-            lambda: tensor.pull(newer_than=0, timeout=seconds),
+            lambda: tensor.pull_newer(timeout=seconds),
             lambda: tensor.push_pull(grad, timeout=seconds),
             lambda: tensor.push(grad).wait(seconds),
             lambda: tensor.push(grad, timeout=seconds).wait(),
@@ -494,7 +494,7 @@ def test_a_push_that_cannot_grow_the_table_leaves_its_shard_as_it_was(small: wl.
     with small as cluster:
         table = full_table(cluster)
         before = len(table)
-        keys = next(table.export(1)).keys  # one row that is there; its shard is full
+        keys = next(table.export(chunk_rows=1)).keys  # one row that is there; its shard is full
         start = table.pull(keys)
         shard_mates = np.arange(1 << 41, (1 << 41) + 100_000)
         grads = np.ones((len(shard_mates) + 1, 256), FLOAT32)

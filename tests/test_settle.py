@@ -23,7 +23,7 @@ def test_what_was_pushed_has_arrived(cluster: wl.Cluster, size: int) -> None:
     assert (other.pull() == 20).all()
     assert (rows.pull(range(100)) == 20).all()
     for worker in (first, second):
-        worker.leave()
+        worker.close()
 
 
 def test_closes_have_arrived(cluster: wl.Cluster) -> None:

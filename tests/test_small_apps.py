@@ -98,11 +98,8 @@ def test_three_workers_find_the_centres_that_scikit_learn_finds(app):
     first = x[:10]
 
     def work(rank: int) -> tuple[np.ndarray, float]:
-        worker = cluster.worker(rank, 3)
-        try:
+        with cluster.worker(rank, 3) as worker:
             return kmeans.cluster_samples(worker, x, first, iterations=100)
-        finally:
-            worker.leave()
 
     with wl.connect() as cluster, ThreadPoolExecutor(3) as pool:
         results = list(pool.map(work, range(3)))

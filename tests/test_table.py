@@ -355,7 +355,7 @@ KEYS = rng(11).permutation(3000) - 1500
 @pytest.mark.parametrize("chunk_rows", [1, 7, 100, 2999, 3000, 3001, 10**6])
 def test_export_is_bounded_complete_and_gives_each_row_once(cluster: wl.Cluster, chunk_rows: int):
     keys = KEYS[:200] if chunk_rows == 1 else KEYS
-    chunks = list(filled(cluster, keys).export(chunk_rows))
+    chunks = list(filled(cluster, keys).export(chunk_rows=chunk_rows))
     assert all(0 < len(c.keys) <= chunk_rows for c in chunks)
     assert all(c.keys.dtype == np.uint64 for c in chunks)
     assert all(c.weights.shape == (len(c.keys), 3) for c in chunks)
@@ -366,7 +366,7 @@ def test_export_is_bounded_complete_and_gives_each_row_once(cluster: wl.Cluster,
 
 def test_the_order_of_export_depends_on_the_keys_alone(cluster: wl.Cluster):
     def order(table: wl.Table, chunk_rows: int) -> list[int]:
-        return [key for chunk in table.export(chunk_rows) for key in chunk.keys.tolist()]
+        return [key for chunk in table.export(chunk_rows=chunk_rows) for key in chunk.keys.tolist()]
 
     first = order(filled(cluster, KEYS), 100)
     assert order(filled(cluster, KEYS), 77) == first
@@ -381,7 +381,7 @@ def test_the_order_of_export_depends_on_the_keys_alone(cluster: wl.Cluster):
 
 def test_export_while_rows_are_added_gives_the_old_ones_once(cluster: wl.Cluster):
     table, exported, added = filled(cluster, KEYS), [], 0
-    for chunk in table.export(200):
+    for chunk in table.export(chunk_rows=200):
         exported += chunk.keys.view(np.int64).tolist()
         if added < 20_000:  # the index grows meanwhile
             more = np.arange(10_000 + added, 11_000 + added)
@@ -396,7 +396,7 @@ def test_export_while_rows_are_added_gives_the_old_ones_once(cluster: wl.Cluster
 def test_export_while_rows_go_gives_those_that_stay_once(cluster: wl.Cluster):
     table, exported, gone = filled(cluster, KEYS), [], iter(np.array_split(KEYS[1500:], 10))
     deleted: set[int] = set()
-    for chunk in table.export(100):
+    for chunk in table.export(chunk_rows=100):
         keys = chunk.keys.view(np.int64).tolist()
         assert not deleted & set(keys)
         exported += keys
@@ -411,8 +411,8 @@ def test_export_while_rows_go_gives_those_that_stay_once(cluster: wl.Cluster):
 def test_export_is_lazy_and_checked_at_the_call(cluster: wl.Cluster):
     table = filled(cluster, KEYS)
     with pytest.raises(wl.InvalidArgument, match="chunk_rows must be at least 1, not 0"):
-        table.export(0)
-    walk = table.export(10)
+        table.export(chunk_rows=0)
+    walk = table.export(chunk_rows=10)
     assert len(next(walk).keys) == 10
     cluster.close()
     with pytest.raises(wl.Closed):

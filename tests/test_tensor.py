@@ -384,10 +384,11 @@ def test_torch_in_torch_out(cluster: wl.Cluster, dtype: str):
     assert tensor.push_pull(grad, dtype=kind).dtype == kind
 
 
-def test_pull_gives_numpy_unless_out_is_torchs(cluster: wl.Cluster):
+def test_pull_gives_numpy_unless_out_or_dtype_is_torchs(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3,), rule=wl.Sum())
     assert type(tensor.pull()) is np.ndarray
-    assert tensor.pull(dtype=torch.bfloat16).dtype == BFLOAT16
+    assert tensor.pull(dtype="bfloat16").dtype == BFLOAT16
+    assert tensor.pull(dtype=torch.bfloat16).dtype == torch.bfloat16
     assert type(tensor.push_pull(np.ones(3, FLOAT32))) is np.ndarray
     assert isinstance(tensor.pull(out=torch.empty(3)), torch.Tensor)
 
@@ -605,7 +606,7 @@ def test_a_tensor_may_have_no_elements(cluster: wl.Cluster, shape: tuple[int, ..
     assert tensor.push_pull_async(grad, out=grad).wait() is grad
     assert tensor.pull(dtype="bfloat16").shape == shape
     assert tensor.pull(out=torch.empty(shape)).shape == shape
-    assert tensor.pull(newer_than=0).changed is False
+    assert tensor.pull_newer().changed is False
     assert tensor[0:0].pull().shape == (0, *shape[1:])
     assert tensor[[]].push_pull(np.zeros((0, *shape[1:]), FLOAT32)).shape == (0, *shape[1:])
     assert len(tensor.fingerprint()) == 16
@@ -637,14 +638,14 @@ def test_rows_without_elements_can_be_selected(here: dict[str, str], rows: str):
 def test_only_changed_shards_travel(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum(), init=wl.Constant(1.0))
     out = np.zeros(3 * SHARD, FLOAT32)
-    first = tensor.pull(newer_than=0, out=out)
+    first = tensor.pull_newer(out=out)
     assert first.changed is True
     assert first.value is out
     assert (out == 1).all()
 
     tensor[SHARD : 2 * SHARD].push(np.ones(SHARD, FLOAT32))
     out[:] = -7  # what does not travel is not written
-    second = tensor.pull(newer_than=first.version, out=out)
+    second = tensor.pull_newer(first.version, out=out)
     assert second.changed is True
     assert second.value is out
     assert (out[:SHARD] == -7).all()
@@ -652,7 +653,7 @@ def test_only_changed_shards_travel(cluster: wl.Cluster):
     assert (out[2 * SHARD :] == -7).all()
 
     out[:] = -8
-    third = tensor.pull(newer_than=second.version, out=out)
+    third = tensor.pull_newer(second.version, out=out)
     assert third.changed is False
     assert third.value is out
     assert (out == -8).all()
@@ -661,21 +662,21 @@ def test_only_changed_shards_travel(cluster: wl.Cluster):
 
 def test_without_out_a_newer_pull_is_whole_or_nothing(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum(), init=wl.Constant(1.0))
-    first = tensor.pull(newer_than=0)
+    first = tensor.pull_newer()
     assert (first.value == 1).all()
-    assert tensor.pull(newer_than=first.version) == (None, first.version, False)
+    assert tensor.pull_newer(first.version) == (None, first.version, False)
     tensor[:1].push([1.0])
-    second = tensor.pull(newer_than=first.version)
+    second = tensor.pull_newer(first.version)
     assert second.changed
     assert second.value[0] == 2
     assert (second.value[1:] == 1).all()
-    assert tensor.pull(newer_than=second.version).changed is False
+    assert tensor.pull_newer(second.version).changed is False
 
 
 @pytest.mark.parametrize("push", ["push", "push_pull", "rows", "listed rows"])
 def test_every_kind_of_push_makes_a_new_version(cluster: wl.Cluster, push: str):
     tensor, grad = cluster.tensor("w", (4,), rule=wl.Sum()), np.ones(4, FLOAT32)
-    version = tensor.pull(newer_than=0).version
+    version = tensor.pull_newer().version
     pushes: dict[str, Any] = {
         "push": lambda: tensor.push(grad),
         "push_pull": lambda: tensor.push_pull(grad),
@@ -683,25 +684,25 @@ def test_every_kind_of_push_makes_a_new_version(cluster: wl.Cluster, push: str):
         "listed rows": lambda: tensor[[3, 3]].push([1.0, 1.0]),
     }
     pushes[push]()
-    assert tensor.pull(newer_than=version).changed
+    assert tensor.pull_newer(version).changed
 
 
 def test_a_pull_makes_no_new_version(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
-    version = tensor.pull(newer_than=0).version
+    version = tensor.pull_newer().version
     tensor.pull()
     tensor.fingerprint()
-    assert tensor.pull(newer_than=version) == (None, version, False)
+    assert tensor.pull_newer(version) == (None, version, False)
 
 
 def test_versions_of_rows(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum())
     rows = tensor[0:10]
-    version = rows.pull(newer_than=0).version
+    version = rows.pull_newer().version
     tensor[2 * SHARD :].push(np.ones(SHARD, FLOAT32))
-    assert rows.pull(newer_than=version).changed is False  # another shard
+    assert rows.pull_newer(version).changed is False  # another shard
     tensor[5:6].push([1.0])
-    got = rows.pull(newer_than=version, dtype="float16")
+    got = rows.pull_newer(version, dtype="float16")
     assert got.changed
     assert got.value.dtype == np.float16
     assert got.value.tolist() == [0] * 5 + [1] + [0] * 4
@@ -709,30 +710,27 @@ def test_versions_of_rows(cluster: wl.Cluster):
 
 def test_versions_are_values(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
-    one, two = tensor.pull(newer_than=0).version, tensor.pull(newer_than=0).version
+    one, two = tensor.pull_newer().version, tensor.pull_newer().version
     assert one == two
     assert hash(one) == hash(two)
     tensor.push(np.ones(4, FLOAT32))
-    three = tensor.pull(newer_than=one).version
+    three = tensor.pull_newer(one).version
     assert three != one
     assert repr(three) == "<Version of 1 shards, 1 updates>"
 
 
-@pytest.mark.parametrize("version", [1, -1, "new", 0.0, False, None, [0]])
+@pytest.mark.parametrize("version", [0, 1, -1, "new", 0.0, False, [0]])
 def test_what_is_no_version_is_refused(cluster: wl.Cluster, version: Any):
     tensor = cluster.tensor("w", (4,), rule=wl.Sum())
-    if version is None:
-        assert isinstance(tensor.pull(newer_than=None), np.ndarray)
-        return
-    with pytest.raises(wl.InvalidArgument, match="newer_than is a version from an earlier pull, or 0"):
-        tensor.pull(newer_than=version)
+    with pytest.raises(wl.InvalidArgument, match="pull_newer of tensor 'w': expected a version from an earlier"):
+        tensor.pull_newer(version)
 
 
 def test_shards_that_were_not_pulled_are_newer_than_a_version_of_some_rows(cluster: wl.Cluster):
     tensor = cluster.tensor("w", (3 * SHARD,), rule=wl.Sum(), init=wl.Constant(5))
-    version = tensor[:SHARD].pull(newer_than=0).version
+    version = tensor[:SHARD].pull_newer().version
     out = np.zeros(3 * SHARD, FLOAT32)
-    pulled = tensor.pull(newer_than=version, out=out)
+    pulled = tensor.pull_newer(version, out=out)
     assert pulled.changed
     assert not out[:SHARD].any()  # seen before
     assert (out[SHARD:] == 5).all()
@@ -741,9 +739,9 @@ def test_shards_that_were_not_pulled_are_newer_than_a_version_of_some_rows(clust
 def test_the_version_of_another_tensor_is_refused(cluster: wl.Cluster):
     small = cluster.tensor("s", (4,), rule=wl.Sum())
     for name, shape in (("large", 3 * SHARD), ("alike", 4)):
-        version = cluster.tensor(name, shape, rule=wl.Sum()).pull(newer_than=0).version
-        with pytest.raises(wl.InvalidArgument, match=f"tensor 's': newer_than is a version of tensor '{name}'"):
-            small.pull(newer_than=version)
+        version = cluster.tensor(name, shape, rule=wl.Sum()).pull_newer().version
+        with pytest.raises(wl.InvalidArgument, match=f"tensor 's': it is a version of tensor '{name}'"):
+            small.pull_newer(version)
 
 
 # -- registered arrays -----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_threads_that_become_workers_at_the_same_time_find_each_others_functions
                 worker = cluster.worker(rank, 8)
                 w = worker.tensor(f"w{rank}", 4, rule=own_rules.heavy_ball(lr=0.1))
                 pulled = w.push_pull(np.ones(4, np.float32))
-                worker.leave()
+                worker.close()
                 return pulled
 
             for pulled in at_once(8, work):
@@ -169,7 +169,7 @@ def test_workers_under_bsp_have_one_update(cluster: wl.Cluster) -> None:
         native = worker.tensor("native", (4000, 10), rule=wl.SGD(lr=0.1, momentum=0.9), sync="bsp")
         for g in gradients(4000, 10, seed=worker.rank):
             pair = ours.push_pull(g), native.push_pull(g)
-        worker.leave()
+        worker.close()
         return pair
 
     for got, expected in together(cluster, 2, work):
@@ -276,7 +276,7 @@ def test_under_bsp_every_worker_sees_it(cluster: wl.Cluster) -> None:
                 seen.append(float(w.push_pull(one, fails=fails)[0]))
             except wl.FunctionFailed as error:
                 seen.append(type(error).__name__)
-        worker.leave()
+        worker.close()
         return seen
 
     assert together(cluster, 2, work) == [[-1.0, "FunctionFailed", -2.0]] * 2

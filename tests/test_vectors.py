@@ -218,11 +218,11 @@ def test_the_rules_state_and_count_stay_as_they_are(cluster: wl.Cluster) -> None
 
 def test_a_shards_version_goes_up(cluster: wl.Cluster) -> None:
     y, x = pair(cluster)
-    seen = y.pull(newer_than=0)
+    seen = y.pull_newer()
     y.dot(x)
-    assert not y.pull(newer_than=seen.version).changed
+    assert not y.pull_newer(seen.version).changed
     y.scale(2)
-    newer = y.pull(newer_than=seen.version)
+    newer = y.pull_newer(seen.version)
     assert newer.changed
     np.testing.assert_array_equal(newer.value, some("float32", 1) * 2)
 

@@ -10,11 +10,9 @@ weights = w.push_pull(gradient)
 import importlib as _importlib
 from typing import Any as _Any
 
-from windlass._client.buffer_ring import Slots
+from windlass import types as types
 from windlass._client.cluster import Cluster
 from windlass._client.connect import connect
-from windlass._client.local_steps import Elastic, Local
-from windlass._data.lease import Lease
 from windlass._errors import (
     AccessDenied,
     BufferInUse,
@@ -37,17 +35,11 @@ from windlass._errors import (
     WindlassError,
     WouldDeadlock,
 )
-from windlass._objects.delay import Delayed
-from windlass._objects.expressions import Expression, key, row
-from windlass._objects.future import Future
+from windlass._objects.expressions import key, row
 from windlass._objects.keys import unique
-from windlass._objects.query import Histogram, TopK
-from windlass._objects.snapshot import Snapshot
-from windlass._objects.step import Step
-from windlass._objects.table import Chunk, Table
-from windlass._objects.tensor import Pulled, Tensor
-from windlass._objects.version import Version
-from windlass._rules.functions import Part, function
+from windlass._objects.table import Table
+from windlass._objects.tensor import Tensor
+from windlass._rules.functions import function
 from windlass._rules.init import Constant, Init, Normal, Uniform, Zeros
 from windlass._rules.optimizers import (
     FTRL,
@@ -94,23 +86,15 @@ __all__ = [
     "Average",
     "BufferInUse",
     "Cancelled",
-    "Chunk",
     "Closed",
     "Cluster",
     "Constant",
-    "Delayed",
-    "Elastic",
-    "Expression",
     "ForkedProcess",
     "FunctionFailed",
-    "Future",
-    "Histogram",
     "Init",
     "InternalError",
     "InvalidArgument",
-    "Lease",
     "Lion",
-    "Local",
     "Max",
     "MaxDelay",
     "Min",
@@ -119,9 +103,7 @@ __all__ = [
     "Normal",
     "NotApplied",
     "NotFound",
-    "Part",
     "ProtocolError",
-    "Pulled",
     "RMSProp",
     "ResourceExhausted",
     "RowAdagrad",
@@ -129,20 +111,15 @@ __all__ = [
     "Schedule",
     "ServerLost",
     "ShapeMismatch",
-    "Slots",
-    "Snapshot",
     "SpecMismatch",
     "StaleMap",
-    "Step",
     "Sum",
     "Sync",
     "Table",
     "Tensor",
     "Timeout",
-    "TopK",
     "TorchRule",
     "Uniform",
-    "Version",
     "WindlassError",
     "WouldDeadlock",
     "Zeros",

@@ -274,6 +274,17 @@ class Session:
     def leave(self, timeout: float) -> None:
         """It is waited for no more."""
 
+    def close(self) -> None:
+        """
+        Ends this worker alone; whatever it asks for from then on raises Closed.
+        """
+
+    @property
+    def closed(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raises unless the worker can be used."""
+
     def raise_unseen(self) -> None:
         """Raises the error of a dropped future."""
 
@@ -440,7 +451,7 @@ class Table:
         Pull, push or push_pull, by which of grads and out are given; returns when done.
         """
 
-    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float, only: object | None = None) -> Future:
+    def call_later(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, timeout: float, priority: int = 0, only: object | None = None) -> Future:
         """The same as a future; `only`: shards, all others are left out."""
 
     def add_to(self, step: Step, keys: Annotated[NDArray, dict(device='cpu', writable=False)], grads: object | None, out: object | None, hyper: object | None, weight: float, create: bool, only: object | None = None) -> None:

@@ -49,7 +49,7 @@ def train(cluster: wl.Cluster, data: Ratings, epochs: int) -> float:
     """Returns the root mean square error on ratings that were held out."""
     users, items = open_rows(cluster)
     mean = data.train[2].mean()
-    lease = cluster.lease(len(data.train[2]), batch=BATCH, epochs=epochs)
+    lease = cluster.lease(len(data.train[2]), batch_size=BATCH, epochs=epochs)
     for _ in range(epochs):
         for batch in lease:
             user, item, rating = (column[batch] for column in data.train)

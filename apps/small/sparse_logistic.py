@@ -39,7 +39,7 @@ def train(cluster: wl.Cluster, data: Samples, epochs: int) -> wl.Table:
     """One pass over this worker's part of the samples for each epoch."""
     table = cluster.table("odd", dim=1, rule=wl.FTRL(lr=0.1, beta=1.0, l1=0.3, l2=0.1))  # a number per feature
     samples, labels = features(data.x_train), data.y_train % 2
-    lease = cluster.lease(len(samples), batch=BATCH, epochs=epochs)
+    lease = cluster.lease(len(samples), batch_size=BATCH, epochs=epochs)
     for _ in range(epochs):
         for batch in lease:
             keys, places = wl.unique(samples[batch].ravel())  # each feature of the batch once

@@ -292,6 +292,10 @@ void bind_engine(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"), "It is waited for no more.")
+      .def("close", &Session::close, "Ends this worker alone; whatever it asks for from then on raises Closed.")
+      .def_prop_ro("closed", &Session::closed)
+      .def(
+          "check", [](Session& s) { raise_if_error(s.usable()); }, "Raises unless the worker can be used.")
       .def(
           "raise_unseen", [](Session& s) { raise_if_error(s.take_unseen()); }, "Raises the error of a dropped future.")
       .def(

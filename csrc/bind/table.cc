@@ -31,8 +31,9 @@ struct Prepared {
 };
 
 void prepare(TableClient& t, Prepared* p, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
-             double weight, bool create) {
+             double weight, bool create, uint8_t priority = 0) {
   const std::string& name = t.name();
+  p->request.priority = priority;
   p->request.keys = to_keys({"table", name, "keys"}, keys);
   p->bytes = p->request.keys.n * t.spec().dim * sizeof(float);
   if (any_array({"table", name, "gradients"}, grads, &p->kept_in, &p->in)) {
@@ -58,10 +59,10 @@ void call_now(TableClient& t, const In& keys, nb::handle grads, nb::handle out, 
 }
 
 std::unique_ptr<Future> call_later(TableClient& t, const In& keys, nb::handle grads, nb::handle out, nb::handle hyper,
-                                   double weight, bool create, double timeout, nb::handle only) {
+                                   double weight, bool create, double timeout, uint8_t priority, nb::handle only) {
   const int64_t deadline = deadline_in(timeout);
   Prepared p;
-  prepare(t, &p, keys, grads, out, hyper, weight, create);
+  prepare(t, &p, keys, grads, out, hyper, weight, create, priority);
   p.keep(only);
   Ref<TableCall> call;
   start(t.remote(), p.bytes, deadline, [&](int64_t until) { return t.start(p.request, How::kFuture, &call, until); });
@@ -161,7 +162,7 @@ void bind_table(nb::module_& m) {
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
            "Pull, push or push_pull, by which of grads and out are given; returns when done.")
       .def("call_later", &call_later, nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
-           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"),
+           nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("timeout"), nb::arg("priority") = 0,
            nb::arg("only").none() = nb::none(), "The same as a future; `only`: shards, all others are left out.")
       .def("add_to", &add_to_step, nb::arg("step"), nb::arg("keys"), nb::arg("grads").none(), nb::arg("out").none(),
            nb::arg("hyper").none(), nb::arg("weight"), nb::arg("create"), nb::arg("only").none() = nb::none(),

@@ -198,7 +198,7 @@ Session::Ended Session::end_iteration() {
 }
 
 Status Session::tick(int64_t deadline_ns, bool push_follows) {
-  WL_RETURN_IF_ERROR(engine_->usable());
+  WL_RETURN_IF_ERROR(usable());
   if (reads()) return no_clock("tick");
   Ended ended;
   {
@@ -337,6 +337,12 @@ bool Session::has_open_pushes() {
   });
 }
 
+Status Session::usable() const {
+  WL_RETURN_IF_ERROR(engine_->usable());
+  if (closed()) return Status(Code::kClosed, "worker " + std::to_string(rank_) + " has been closed");
+  return {};
+}
+
 Status Session::leave(int64_t deadline_ns) {
   if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
   if (engine_->links() == nullptr) {
@@ -352,7 +358,7 @@ Status Session::leave(int64_t deadline_ns) {
 }
 
 Status Session::settle(int64_t deadline_ns) {
-  WL_RETURN_IF_ERROR(engine_->usable());
+  WL_RETURN_IF_ERROR(usable());
   const Status status = settle(false, deadline_ns);
   return status.ok() ? take_unseen() : Status(status.code(), "settle: " + status.message());
 }
@@ -464,7 +470,7 @@ Status Session::take_unseen() {
 }
 
 Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
-  WL_RETURN_IF_ERROR(engine_->usable());
+  WL_RETURN_IF_ERROR(usable());
   WL_RETURN_IF_ERROR(take_unseen());
   uint64_t sum = 0;
   if (engine_->links() != nullptr) {

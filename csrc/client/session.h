@@ -127,6 +127,10 @@ class Session : public std::enable_shared_from_this<Session> {
   Status settle(int64_t deadline_ns);
   // From then on nobody waits for this worker, and it waits for nobody.
   Status leave(int64_t deadline_ns);
+  // Ends this worker, not the engine, which others may share: whatever it asks for from then on is kClosed.
+  void close() { closed_.store(true, std::memory_order_release); }
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  Status usable() const;
   bool await_closes(int64_t deadline_ns);             // on their way to servers elsewhere
   bool has_open_pushes();                             // that wait for this worker to close their iteration
   uint32_t rank_at_gates() const;                     // inside the process
@@ -166,7 +170,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const uint32_t number_, rank_, world_size_;
   const uint64_t incarnation_;
   std::atomic<uint64_t> clock_{0}, catch_up_{0};
-  std::atomic<bool> left_{false};
+  std::atomic<bool> left_{false}, closed_{false};
   std::atomic<int64_t> told_ns_{0};
   std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0};
   std::atomic<uint32_t> closes_under_way_{0};

@@ -139,11 +139,11 @@ def test_other_dtypes_and_versions(cluster: wl.Cluster, dtype: str):
     grad[:] = np.arange(ROWS * ROW)
     for k in (1, 2):
         np.testing.assert_array_equal(w.push_pull(grad, out=out), k * grad)
-    first = w.pull(out=out, newer_than=0)
+    first = w.pull_newer(out=out)
     assert first.changed
-    assert not w.pull(out=out, newer_than=first.version).changed
+    assert not w.pull_newer(first.version, out=out).changed
     w[5:6].push(grad[5:6]).wait()
-    assert w.pull(out=out, newer_than=first.version).changed
+    assert w.pull_newer(first.version, out=out).changed
     assert out[5] == 15
 
 

@@ -56,7 +56,7 @@ class Target:
         self.out = np.empty_like(self.grad)
         self.again = "push_pull" in what
 
-    def push(self, timeout: float) -> wl.Future[None] | None:
+    def push(self, timeout: float) -> wl.types.Future[None] | None:
         keys = [] if self.table is None else [self.keys]
         thing = self.tensor if self.table is None else self.table
         if self.again:

@@ -181,7 +181,7 @@ def count_until(call: Callable[[], object], error: type[Exception], seconds: flo
     raise AssertionError
 
 
-def wait_all(futures: list[wl.Future[Any]]) -> None:
+def wait_all(futures: list[wl.types.Future[Any]]) -> None:
     """Waits for all of them, and raises the last error."""
     error: Exception | None = None
     for future in futures:
@@ -220,7 +220,7 @@ def test_of_a_lost_server_every_call_says_so_at_once():
 
 
 def waited(result: object) -> object:
-    return result.wait() if isinstance(result, wl.Future) else result
+    return result.wait() if isinstance(result, wl.types.Future) else result
 
 
 def test_after_a_death_a_new_cluster_on_other_servers_works_in_the_same_process():

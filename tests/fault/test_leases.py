@@ -25,7 +25,7 @@ SAMPLES, BATCH, EPOCHS = {samples}, {batch}, {epochs}
 with wl.connect() as c:
     seen = c.tensor("seen", SAMPLES, rule=wl.Sum(), dtype=np.int64)
     w = c.tensor("w", 4, rule=wl.SGD(lr=0.1), sync="bsp")
-    lease = c.lease(SAMPLES, batch=BATCH, epochs=EPOCHS)
+    lease = c.lease(SAMPLES, batch_size=BATCH, epochs=EPOCHS)
     stall, count, last = 0.0, 0, time.monotonic()
     for epoch in range(EPOCHS):
         for indices in lease:

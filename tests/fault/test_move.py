@@ -117,12 +117,12 @@ def test_a_quiet_move_changes_no_bit(kind: str, rule: wl.Rule):
             t.push(np.arange(5000), numbers(5000, 16, seed=seed)).wait()
         t.delete(np.arange(0, 5000, 7))
         prints = w.fingerprint(), t.fingerprint(), len(t)
-        version = w.pull(newer_than=0)
+        version = w.pull_newer()
         for core in (w._core, t._core):
             for shard in range(getattr(core, "shards", 256)):
                 moving.move(core.object, shard, (moving.owner(core.object, shard) + 1) % 3)
         assert (w.fingerprint(), t.fingerprint(), len(t)) == prints
-        assert not w.pull(newer_than=version.version).changed
+        assert not w.pull_newer(version.version).changed
 
 
 def test_a_move_that_was_made_is_not_made_again_and_one_without_sense_is_refused():

@@ -152,7 +152,7 @@ class Hand:
         self.keys = np.zeros((KEYS, DIM), np.float32)
         self.pushes = 0
         self.wrong: list[str] = []
-        self.futures: collections.deque[wl.Future[Any]] = collections.deque()
+        self.futures: collections.deque[wl.types.Future[Any]] = collections.deque()
 
     def run(self) -> None:
         try:

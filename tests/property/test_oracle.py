@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=choices)
     def follow_tensor(self, which: int) -> None:
         model = self.tensors[which % len(self.tensors)]
-        got = model.tensor.pull(newer_than=model.version, out=model.mirror)
+        got = model.tensor.pull_newer(model.version, out=model.mirror)
         assert got.value is model.mirror
         assert got.changed == (model.pushes > model.seen)
         model.version, model.seen = got.version, model.pushes
@@ -313,7 +313,7 @@ class Machine(RuleBasedStateMachine):
     def export_table(self, which: int, chunk_rows: int) -> None:
         model = self.tables[which % len(self.tables)]
         exported: list[int] = []
-        for chunk in model.table.export(chunk_rows):
+        for chunk in model.table.export(chunk_rows=chunk_rows):
             assert 0 < len(chunk.keys) <= chunk_rows
             keys = chunk.keys.view(np.int64).tolist()
             same(model.oracle, chunk.weights, np.array([model.rows[k][0] for k in keys]))

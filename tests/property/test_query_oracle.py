@@ -95,7 +95,7 @@ COMPARISONS: dict[str, Any] = {
 def compared(parts: tuple[str, Both, Both]) -> Both:
     sign, (a, f), (b, g) = parts
     how = COMPARISONS[sign]
-    if not isinstance(a, wl.Expression) or repr(a) == "wl.key":  # a key beside a number has rules of its own
+    if not isinstance(a, wl.types.Expression) or repr(a) == "wl.key":  # a key beside a number has rules of its own
         a, f = wl.row[1] * 1, lambda k, x: x[:, 1]
     return how(a, b), lambda k, x: how(f(k, x), g(k, x))
 
@@ -166,10 +166,10 @@ def test_everything_that_can_be_asked_of_a_table(table: wl.Table):
         if len(kept):
             assert same(table.min(where), numbers.min())
             assert same(table.max(where), numbers.max())
-            assert same(table.norm(math.inf, where), abs(numbers).max())
-        counted = table.histogram([-2, -1, 0, 0.5, 3], where=where).counts
+            assert same(table.norm(where, ord=math.inf), abs(numbers).max())
+        counted = table.histogram(bins=[-2, -1, 0, 0.5, 3], where=where).counts
         assert counted.tolist() == np.histogram(numbers[~np.isnan(numbers)], [-2, -1, 0, 0.5, 3])[0].tolist()
-        if isinstance(by, wl.Expression):
+        if isinstance(by, wl.types.Expression):
             top = table.top_k(5, by=by, where=where)
             order = np.lexsort((kept, np.where(np.isnan(ranked), np.inf, -ranked), np.isnan(ranked)))[:5]
             assert top.keys.tolist() == kept[order].tolist()

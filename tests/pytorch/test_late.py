@@ -27,7 +27,7 @@ def test_every_gradient_counts_once(cluster: wl.Cluster, delay: int, sync: str) 
         got = param.detach().clone()
         if sync == "asp":
             got = torch.from_numpy(opt._flats[0].tensor.pull())
-        worker.leave()
+        worker.close()
         return got
 
     one, other = together(cluster, 2, work)

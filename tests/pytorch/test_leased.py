@@ -86,7 +86,7 @@ def test_a_function_that_collates_is_used(cluster: wl.Cluster):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_fetched_ahead_and_not_given_to_the_loop_is_not_done(cluster: wl.Cluster, workers: int):
-    loader = wl.torch.leased(Squares(), BATCH, cluster=cluster, epochs=2, range=BATCH, num_workers=workers)
+    loader = wl.torch.leased(Squares(), BATCH, cluster=cluster, epochs=2, lease_size=BATCH, num_workers=workers)
     batches = iter(loader)
     first = []
     for i in range(3):
@@ -111,7 +111,7 @@ def test_a_sampler_works_in_a_data_loader_of_ones_own(cluster: wl.Cluster):
 
 
 def test_a_sampler_counts_what_is_prefetched_as_used_later(cluster: wl.Cluster):
-    sampler = wl.torch.LeasedSampler(SAMPLES, BATCH, cluster=cluster, epochs=2, range=BATCH, prefetched=4)
+    sampler = wl.torch.LeasedSampler(SAMPLES, BATCH, cluster=cluster, epochs=2, lease_size=BATCH, prefetched=4)
     drawn = iter(sampler)
     for _ in range(6):
         next(drawn)

@@ -68,7 +68,7 @@ def test_two_workers_start_alike_and_bsp_is_the_joined_batch(cluster: wl.Cluster
         if sync == "bsp":  # else the other may have pushed something already
             assert same(weights(model), first)
         train(model, opt, rank=worker.rank)
-        worker.leave()
+        worker.close()
         return weights(model)
 
     models = [mlp(seed=1), mlp(seed=2)]
@@ -181,7 +181,7 @@ def test_a_parameter_that_one_worker_does_not_use_gets_half_of_the_others_gradie
             F.cross_entropy(model[4](hidden), y).backward()
             opt.step()
             opt.zero_grad()
-        worker.leave()
+        worker.close()
         return weights(model)
 
     one, other = together(cluster, 2, work)
@@ -368,7 +368,7 @@ def test_buffers_of_a_module_are_averaged(cluster: wl.Cluster, sync: str) -> Non
         model = normed()
         opt = ServerOptimizer(model, wl.SGD(lr=0.0), sync=sync, cluster=worker)
         train(model, opt, 1, worker.rank)
-        worker.leave()
+        worker.close()
         return [model[1].running_mean.clone(), model[1].running_var.clone(), model[1].num_batches_tracked.clone()]
 
     one, other = together(cluster, 2, work)
@@ -392,7 +392,7 @@ def test_weights_of_workers_count(cluster: wl.Cluster) -> None:
         opt = ServerOptimizer([param], wl.SGD(lr=1.0), cluster=worker)
         param.grad = torch.full_like(param, float(worker.rank))
         opt.step(weight=1 + 2 * worker.rank)
-        worker.leave()
+        worker.close()
         return param.detach().clone()
 
     for got in together(cluster, 2, work):
@@ -430,7 +430,7 @@ def test_changed_weights_are_noticed_and_can_be_put(cluster: wl.Cluster) -> None
         opt.put_weights()
         put = weights(model)
         train(model, opt, 2, worker.rank)
-        worker.leave()
+        worker.close()
         return put
 
     one, other = together(cluster, 2, work)
@@ -499,7 +499,7 @@ def test_workers_with_other_models_notice(connect: Connect) -> None:
         except wl.WindlassError as error:
             return str(error)
         finally:
-            worker.leave()
+            worker.close()
         return ""
 
     with connect(timeout=3.0) as cluster:

@@ -25,7 +25,7 @@ def run(cluster: wl.Cluster, of: Any, rule: wl.Rule, steps: int = STEPS, **optio
         opt = ServerOptimizer(of(model), rule, cluster=worker, **options)
         train(model, opt, steps, worker.rank)
         opt.finish()
-        worker.leave()
+        worker.close()
         return weights(model)
 
     one, other = together(cluster, 2, work)

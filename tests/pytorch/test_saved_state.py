@@ -64,7 +64,7 @@ def test_the_lowest_rank_writes(cluster: wl.Cluster) -> None:
         before = weights(model)
         opt.load_state_dict(state)
         train(model, opt, 3, worker.rank, first=3)
-        worker.leave()
+        worker.close()
         assert same(weights(model), before)
         return weights(model)
 

@@ -63,7 +63,7 @@ def test_local_steps_and_an_outer_sgd_are_numpys_to_the_last_bit(
 ):
     w = np.asarray(numbers(*shape))
     reference, mine = Outer(outer, w), w.copy()
-    local = wl.Local(cluster, w, every=3, outer=outer)
+    local = cluster.local(w, every=3, outer=outer)
     np.testing.assert_array_equal(w, mine)
     for step in range(1, 13):
         grad = np.asarray(numbers(*shape, seed=step))
@@ -78,7 +78,7 @@ def test_local_steps_and_an_outer_sgd_are_numpys_to_the_last_bit(
 
 def test_an_outer_weight_decay_sees_the_weights(cluster: wl.Cluster):
     w = np.full(4, 8, F)
-    local = wl.Local(cluster, w, every=1, outer=wl.SGD(lr=1.0, weight_decay=0.25))
+    local = cluster.local(w, every=1, outer=wl.SGD(lr=1.0, weight_decay=0.25))
     assert w.tolist() == [8] * 4  # the first weights do not decay
     w -= 2
     local.step()
@@ -87,7 +87,7 @@ def test_an_outer_weight_decay_sees_the_weights(cluster: wl.Cluster):
 
 def test_average_pushes_the_weights_themselves(cluster: wl.Cluster):
     w = numbers(50)
-    local = wl.Local(cluster, w, every=2, outer=wl.Average())
+    local = cluster.local(w, every=2, outer=wl.Average())
     for step in range(1, 7):
         before = w + F(step)
         w += F(step)
@@ -102,7 +102,7 @@ def test_average_pushes_the_weights_themselves(cluster: wl.Cluster):
 def test_elastic_averaging_is_numpys_to_the_last_bit(cluster: wl.Cluster, alpha: float, every: int):
     w = numbers(3, 100)
     x, centre = w.copy(), w.copy()
-    elastic = wl.Elastic(cluster, w, every=every, alpha=alpha)
+    elastic = cluster.elastic(w, every=every, alpha=alpha)
     for step in range(1, 13):
         grad = numbers(3, 100, seed=step)
         w -= F(0.1) * grad
@@ -120,8 +120,8 @@ def test_elastic_averaging_is_numpys_to_the_last_bit(cluster: wl.Cluster, alpha:
 
 def test_arrays_come_as_one_as_a_list_or_by_name_and_so_does_the_centre(cluster: wl.Cluster):
     w, b, c = np.ones((2, 3), F), np.zeros(3), np.array(5, F)
-    by_name = wl.Local(cluster, {"w": w, "b": b}, every=1, outer=wl.SGD(lr=1.0), name="named")
-    listed = wl.Local(cluster, (w, b, c), every=1, outer=wl.Average(), name="listed")
+    by_name = cluster.local({"w": w, "b": b}, every=1, outer=wl.SGD(lr=1.0), name="named")
+    listed = cluster.local((w, b, c), every=1, outer=wl.Average(), name="listed")
     w += 1
     b += 0.5
     assert by_name.step()
@@ -139,7 +139,7 @@ def test_arrays_are_changed_in_place_whatever_their_layout(cluster: wl.Cluster):
     whole = numbers(6, 8)
     view = whole[::2, ::-1]
     outside, start = whole[1::2].copy(), view.copy()
-    local = wl.Local(cluster, view, every=1, outer=wl.SGD(lr=0.5))
+    local = cluster.local(view, every=1, outer=wl.SGD(lr=0.5))
     view -= 4
     local.step()
     np.testing.assert_array_equal(whole[::2, ::-1], start - F(0.5) * (start - (start - 4)))
@@ -148,7 +148,7 @@ def test_arrays_are_changed_in_place_whatever_their_layout(cluster: wl.Cluster):
 
 def test_float64_arrays_keep_their_dtype(cluster: wl.Cluster):
     w = np.full(3, 1 + 2**-40)
-    local = wl.Local(cluster, w, every=1, outer=wl.SGD(lr=0.5))
+    local = cluster.local(w, every=1, outer=wl.SGD(lr=0.5))
     assert w.tolist() == [1] * 3  # what the servers keep is float32
     w -= 1
     local.step()
@@ -165,7 +165,7 @@ def test_what_two_workers_have_moved_is_averaged_exactly_in_any_order(cluster: w
 
     def work(rank: int) -> None:
         w = np.full(n, 100 if rank == 0 else -1, F)
-        local = wl.Local(cluster.worker(rank, 2), w, every=2, outer=wl.SGD(lr=0.5))
+        local = cluster.worker(rank, 2).local(w, every=2, outer=wl.SGD(lr=0.5))
         assert (w == 100).all()
         barrier.wait()
         for _ in range(2 * periods):
@@ -184,7 +184,7 @@ def test_what_two_workers_give_elastically_is_what_the_centre_gets(cluster: wl.C
 
     def work(rank: int) -> None:
         w = np.full(10, 64, F)
-        elastic = wl.Elastic(cluster.worker(rank, 2), w, every=1, alpha=0.5)
+        elastic = cluster.worker(rank, 2).elastic(w, every=1, alpha=0.5)
         barrier.wait()
         for _ in range(6):  # few enough halves for float32 to be exact
             w -= 2 + rank
@@ -206,7 +206,7 @@ def test_workers_with_different_data_meet_at_the_common_minimum(cluster: wl.Clus
 
     def work(rank: int, barrier: threading.Barrier) -> None:
         w = np.zeros(2, F)
-        elastic = wl.Elastic(cluster.worker(rank, 3), w, every=4, alpha=0.25)
+        elastic = cluster.worker(rank, 3).elastic(w, every=4, alpha=0.25)
         for _ in range(400):
             w -= F(0.02) * (w - targets[rank])
             if elastic.step():
@@ -229,12 +229,12 @@ def test_others_wait_for_the_weights_of_rank_0(cluster: wl.Cluster):
     a, b, done = np.full(4, 5, F), np.full(4, 9, F), threading.Event()
 
     def second() -> None:
-        wl.Local(one, b, every=1, outer=wl.SGD(lr=0.7, momentum=0.9))
+        one.local(b, every=1, outer=wl.SGD(lr=0.7, momentum=0.9))
         done.set()
 
     def first() -> None:
         assert not done.wait(0.3)
-        wl.Local(zero, a, every=1, outer=wl.SGD(lr=0.7, momentum=0.9))
+        zero.local(a, every=1, outer=wl.SGD(lr=0.7, momentum=0.9))
         assert done.wait(30)
 
     together(second, first)
@@ -243,16 +243,16 @@ def test_others_wait_for_the_weights_of_rank_0(cluster: wl.Cluster):
 
 def test_they_do_not_wait_for_ever(cluster: wl.Cluster):
     one = cluster.worker(1, 2)
-    with pytest.raises(wl.Timeout, match=r"Local 'local': waited for the first weights for 0\.1 s"):
-        wl.Local(one, np.ones(3, F), every=1, outer=wl.SGD(lr=1.0), timeout=0.1)
+    with pytest.raises(wl.Timeout, match=r"local 'local': waited for the first weights for 0\.1 s"):
+        one.local(np.ones(3, F), every=1, outer=wl.SGD(lr=1.0), timeout=0.1)
 
 
 @pytest.mark.parametrize("outer", [wl.SGD(lr=0.5), wl.SGD(lr=0.5, momentum=0.5), wl.Average(), None], ids=str)
 def test_what_is_on_the_servers_wins(cluster: wl.Cluster, outer: wl.Rule | None):
     def make(w: np.ndarray) -> Any:
         if outer is None:
-            return wl.Elastic(cluster, w, every=1, alpha=0.5)
-        return wl.Local(cluster, w, every=1, outer=outer)
+            return cluster.elastic(w, every=1, alpha=0.5)
+        return cluster.local(w, every=1, outer=outer)
 
     w, again = np.full(4, 8, F), np.full(4, -1, F)
     first = make(w)
@@ -270,19 +270,19 @@ def test_first_weights_that_came_only_in_part_are_put_again(cluster: wl.Cluster)
     half.push(np.full(4, -3 / 2.0**60, F), lr=2.0**60, nesterov=False).wait()
     assert half.pull().tolist() == [3] * 4
     w = np.full(4, 8, F)
-    wl.Local(cluster, w, every=1, outer=outer)
+    cluster.local(w, every=1, outer=outer)
     assert w.tolist() == [8] * 4
     assert half.pull().tolist() == [8] * 4
 
 
 @pytest.mark.parametrize("other", [{"w": (4,), "c": (2,)}, {"w": (4,)}, {"w": (4,), "b": (2,), "c": ()}], ids=str)
 def test_workers_with_other_arrays_are_told(cluster: wl.Cluster, other: dict[str, Any]):
-    wl.Local(cluster, {"w": np.ones(4, F), "b": np.ones(2, F)}, every=1, outer=wl.Average())
+    cluster.local({"w": np.ones(4, F), "b": np.ones(2, F)}, every=1, outer=wl.Average())
     arrays = {name: np.ones(shape, F) for name, shape in other.items()}
     with pytest.raises(
-        wl.InvalidArgument, match=r"Local 'local': other arrays than those it was begun with.*'local.w'"
+        wl.InvalidArgument, match=r"local 'local': other arrays than those it was begun with.*'local.w'"
     ):
-        wl.Local(cluster.worker(1, 2), arrays, every=1, outer=wl.Average())
+        cluster.worker(1, 2).local(arrays, every=1, outer=wl.Average())
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_workers_with_other_arrays_are_told(cluster: wl.Cluster, other: dict[str
 
 def test_finish_exchanges_what_is_left_and_only_that(cluster: wl.Cluster):
     w = np.zeros(3, F)
-    local = wl.Local(cluster, w, every=4, outer=wl.SGD(lr=0.5))
+    local = cluster.local(w, every=4, outer=wl.SGD(lr=0.5))
     local.finish()
     assert not local.centre().any()
     for _ in range(5):
@@ -310,7 +310,7 @@ def test_a_block_finishes_unless_it_raises(cluster: wl.Cluster, raises: bool):
     w = np.zeros(3, F)
 
     def block() -> None:
-        with wl.Local(cluster, w, every=10, outer=wl.SGD(lr=1.0)) as local:
+        with cluster.local(w, every=10, outer=wl.SGD(lr=1.0)) as local:
             w[:] = 4
             local.step()
             if raises:
@@ -328,8 +328,8 @@ def test_a_block_finishes_unless_it_raises(cluster: wl.Cluster, raises: bool):
 def test_after_an_exchange_that_failed_a_new_one_begins_with_what_is_on_the_servers(cluster: wl.Cluster, kind: str):
     def make(w: np.ndarray) -> Any:
         if kind == "local":
-            return wl.Local(cluster, w, every=1, outer=wl.SGD(lr=1.0), name="s")
-        return wl.Elastic(cluster, w, every=1, alpha=0.5, name="s")
+            return cluster.local(w, every=1, outer=wl.SGD(lr=1.0), name="s")
+        return cluster.elastic(w, every=1, alpha=0.5, name="s")
 
     w = np.ones(4, F)
     schedule = make(w)
@@ -356,24 +356,24 @@ HERE = pytest.mark.embedded("refused before anything is sent")
 @HERE
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, None, "8"])
 def test_every_is_a_whole_number_of_steps(cluster: wl.Cluster, wrong: Any):
-    with pytest.raises(wl.InvalidArgument, match="Local 'local': every must be a whole number of at least 1, not"):
-        wl.Local(cluster, np.ones(3, F), every=wrong, outer=wl.Average())
+    with pytest.raises(wl.InvalidArgument, match="local 'local': every must be a whole number of at least 1, not"):
+        cluster.local(np.ones(3, F), every=wrong, outer=wl.Average())
 
 
 @HERE
 @pytest.mark.parametrize("wrong", [wl.Adam(), wl.Sum(), None, "sgd"], ids=str)
 def test_the_outer_rule_is_sgd_or_average(cluster: wl.Cluster, wrong: Any):
     with pytest.raises(wl.InvalidArgument, match="outer must be SGD or Average, not"):
-        wl.Local(cluster, np.ones(3, F), every=1, outer=wrong)
+        cluster.local(np.ones(3, F), every=1, outer=wrong)
     with pytest.raises(wl.InvalidArgument, match=r"outer must have no dampening, not 0\.5"):
-        wl.Local(cluster, np.ones(3, F), every=1, outer=wl.SGD(lr=1.0, momentum=0.9, dampening=0.5))
+        cluster.local(np.ones(3, F), every=1, outer=wl.SGD(lr=1.0, momentum=0.9, dampening=0.5))
 
 
 @HERE
 @pytest.mark.parametrize("wrong", [0, -0.1, 1.1, float("nan"), True, None, "0.5"])
 def test_alpha_is_a_share(cluster: wl.Cluster, wrong: Any):
-    with pytest.raises(wl.InvalidArgument, match="Elastic 'elastic': alpha must be above 0 and at most 1, not"):
-        wl.Elastic(cluster, np.ones(3, F), every=1, alpha=wrong)
+    with pytest.raises(wl.InvalidArgument, match="elastic 'elastic': alpha must be above 0 and at most 1, not"):
+        cluster.elastic(np.ones(3, F), every=1, alpha=wrong)
 
 
 READ_ONLY = np.ones(3, F)
@@ -385,8 +385,8 @@ READ_ONLY.flags.writeable = False
     ("arrays", "error", "says"),
     [
         (np.ones(3, np.int64), wl.ShapeMismatch, "'local': expected float32 or float64, saw int64"),
-        ([np.ones(3, F), [1.0]], wl.ShapeMismatch, r"'local\.1': expected a numpy array, saw list"),
-        (3.0, wl.ShapeMismatch, "'local': expected a numpy array, saw float"),
+        ([np.ones(3, F), [1.0]], wl.ShapeMismatch, r"'local\.1': expected a numpy array or a torch tensor, saw list"),
+        (3.0, wl.ShapeMismatch, "'local': expected a numpy array or a torch tensor, saw float"),
         ({"w": READ_ONLY}, wl.ShapeMismatch, r"'local\.w': the array is read-only"),
         ({"a/b": np.ones(3, F)}, wl.InvalidArgument, r"text without '/', use '\.' instead; not 'a/b'"),
         ({1: np.ones(3, F)}, wl.InvalidArgument, "names of arrays are text .* not 1"),
@@ -395,5 +395,5 @@ READ_ONLY.flags.writeable = False
     ],
 )
 def test_arrays_of_another_kind_are_named(cluster: wl.Cluster, arrays: Any, error: Any, says: str):
-    with pytest.raises(error, match=rf"Local 'local'.*{says}"):
-        wl.Local(cluster, arrays, every=1, outer=wl.Average())
+    with pytest.raises(error, match=rf"local 'local'.*{says}"):
+        cluster.local(arrays, every=1, outer=wl.Average())

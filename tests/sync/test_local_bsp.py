@@ -47,7 +47,7 @@ def mean(arrays: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("outer", [wl.SGD(lr=1.0), wl.SGD(lr=0.7, momentum=0.9, nesterov=True)], ids=str)
 def test_the_outer_rule_gets_the_mean_of_what_the_workers_have_moved(cluster: wl.Cluster, outer: wl.SGD):
     seen: dict[tuple[int, int], np.ndarray] = {}
-    run(cluster, lambda c, w: wl.Local(c, w, every=EVERY, outer=outer, sync="bsp"), seen)
+    run(cluster, lambda c, w: c.local(w, every=EVERY, outer=outer, sync="bsp"), seen)
     reference = Outer(outer, numbers(*SHAPE, seed=100))
     for period in range(PERIODS + 1):
         if period:
@@ -65,7 +65,7 @@ def test_the_outer_rule_gets_the_mean_of_what_the_workers_have_moved(cluster: wl
 
 def test_average_is_the_mean_of_the_workers_to_the_last_bit(cluster: wl.Cluster):
     seen: dict[tuple[int, int], np.ndarray] = {}
-    centres = run(cluster, lambda c, w: wl.Local(c, w, every=EVERY, outer=wl.Average(), sync="bsp"), seen)
+    centres = run(cluster, lambda c, w: c.local(w, every=EVERY, outer=wl.Average(), sync="bsp"), seen)
     centre = numbers(*SHAPE, seed=100)
     for period in range(PERIODS + 1):
         if period:
@@ -84,7 +84,7 @@ def test_average_is_the_mean_of_the_workers_to_the_last_bit(cluster: wl.Cluster)
 
 def test_elastic_averaging_is_synchronous(cluster: wl.Cluster):
     seen: dict[tuple[int, int], np.ndarray] = {}
-    centres = run(cluster, lambda c, w: wl.Elastic(c, w, every=EVERY, alpha=0.25, sync="bsp"), seen)
+    centres = run(cluster, lambda c, w: c.elastic(w, every=EVERY, alpha=0.25, sync="bsp"), seen)
     centre = numbers(*SHAPE, seed=100)
     workers = [centre] * WORKERS
     for period in range(1, PERIODS + 1):
@@ -105,12 +105,12 @@ def test_elastic_averaging_is_synchronous(cluster: wl.Cluster):
 def test_what_is_on_the_servers_wins_for_workers_that_come_again(cluster: wl.Cluster):
     def again(rank: int) -> None:
         w = np.full(4, rank, F)
-        local = wl.Local(workers[rank], w, every=1, outer=wl.SGD(lr=1.0), sync="bsp")
+        local = workers[rank].local(w, every=1, outer=wl.SGD(lr=1.0), sync="bsp")
         first[rank] = w.tolist()
         w -= 2 * rank
         local.step()
         w[:] = -1
-        second = wl.Local(workers[rank], w, every=1, outer=wl.SGD(lr=1.0), sync="bsp")
+        second = workers[rank].local(w, every=1, outer=wl.SGD(lr=1.0), sync="bsp")
         np.testing.assert_array_equal(w, second.centre())
         last[rank] = w.tolist()
 
@@ -127,7 +127,7 @@ def test_the_last_period_may_be_short(cluster: wl.Cluster):
 
     def work(rank: int) -> None:
         w = np.zeros(4, F)
-        with wl.Local(cluster.worker(rank, 2), w, every=4, outer=wl.SGD(lr=1.0), sync="bsp") as local:
+        with cluster.worker(rank, 2).local(w, every=4, outer=wl.SGD(lr=1.0), sync="bsp") as local:
             for _ in range(6):
                 w += 2 * rank
                 local.step()

@@ -71,17 +71,17 @@ def test_a_delete_is_an_update(cluster: wl.Cluster) -> None:
     t.push([7], np.ones((1, 2), np.float32)).wait()
     np.testing.assert_allclose(u.pull([7]), [[-0.5, -0.5]])
     for worker in (first, second):
-        worker.leave()
+        worker.close()
 
 
 @pytest.mark.embedded("a request to a process may have left; csrc/server/host_test.cc sends such a push")
 def test_a_push_that_was_taken_back_is_no_update(cluster: wl.Cluster) -> None:
     w = cluster.tensor("w", 4, rule=wl.Sum())
     w.push(np.ones(4, np.float32)).wait()
-    before = w.pull(newer_than=0).version
+    before = w.pull_newer().version
     with held(w):
         assert w.push(np.ones(4, np.float32)).cancel()
-    assert not w.pull(newer_than=before).changed
+    assert not w.pull_newer(before).changed
 
 
 @pytest.mark.parametrize("sync", ["ssp:4", "bsp"])
@@ -106,4 +106,4 @@ def test_what_a_lost_worker_had_closed_is_not_done_again_by_the_one_in_its_place
         future.wait()
     assert [tensor.pull()[0] for tensor in others] == [2, 2]
     for worker in (again, other):
-        worker.leave()
+        worker.close()

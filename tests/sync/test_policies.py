@@ -42,7 +42,7 @@ def test_a_tick_closes_objects_that_its_worker_never_opened(cluster: wl.Cluster)
     second.tick()
     assert waiting.wait(10)[0] == 1
     for worker in (first, second):
-        worker.leave()
+        worker.close()
 
 
 def test_asp_never_waits_and_says_how_stale_it_was(crew: Crew) -> None:
@@ -146,7 +146,7 @@ def test_bsp_spare_goes_on_without_the_slowest_and_drops_what_comes_late(cluster
     assert later.wait(10)[0] <= -8
     middle.wait(10)
     for worker in crew.workers:
-        worker.leave()
+        worker.close()
 
 
 def test_bsp_spare_with_everybody_late_in_turn_comes_to_its_end(cluster: wl.Cluster) -> None:
@@ -214,7 +214,7 @@ def test_who_leaves_is_waited_for_no_more(crew: Crew) -> None:
     later.wait(10)
     waiting = first.push_pull_async(ONE)
     assert waits(waiting)
-    crew.workers[1].leave()
+    crew.workers[1].close()
     assert waiting.wait(10)[0] == -3
     assert first.push_pull(ONE)[0] == -4
 
@@ -226,7 +226,7 @@ def test_who_comes_late_begins_where_the_others_are(cluster: wl.Cluster) -> None
         later = second.push_pull_async(ONE)
         first.push_pull(ONE)
         later.wait(10)
-    crew.workers[1].leave()
+    crew.workers[1].close()
     first.push_pull(ONE)
     again = cluster.worker(1, 2)
     assert again.clock >= 4
@@ -239,7 +239,7 @@ def test_who_comes_late_begins_where_the_others_are(cluster: wl.Cluster) -> None
     assert joined.push_pull(4 * ONE)[0] == before - 3
     assert waiting.wait(10)[0] == before - 3
     for worker in (crew.workers[0], again):
-        worker.leave()
+        worker.close()
 
 
 def test_the_goodbye_of_a_first_session_leaves_its_successor_of_the_same_rank(cluster: wl.Cluster) -> None:
@@ -247,14 +247,14 @@ def test_the_goodbye_of_a_first_session_leaves_its_successor_of_the_same_rank(cl
     first, _ = crew.tensor("bsp", rule=wl.SGD(lr=1.0))
     successor = cluster.worker(1, 2)
     again = successor.tensor("w", 4, rule=wl.SGD(lr=1.0), sync="bsp")
-    crew.workers[1].leave()
+    crew.workers[1].close()
     waiting = first.push_pull_async(ONE)
     assert waits(waiting)
     assert again.push_pull(3 * ONE)[0] == -2
     assert waiting.wait(10)[0] == -2
-    successor.leave()
+    successor.close()
     assert first.push_pull(ONE, timeout=10)[0] == -3
-    crew.workers[0].leave()
+    crew.workers[0].close()
 
 
 def test_outsiders_look_without_waiting_and_do_not_push_under_bsp(cluster: wl.Cluster, crew: Crew) -> None:

@@ -10,11 +10,11 @@ import windlass as wl
 RULES = [wl.SGD(lr=0.1, momentum=0.9), wl.Adam(lr=0.01), wl.RowAdagrad(lr=0.1)]
 
 
-def steps(cluster: wl.Cluster, rule: wl.Rule, begin: int, start: wl.Snapshot | None = None) -> wl.Snapshot:
+def steps(cluster: wl.Cluster, rule: wl.Rule, begin: int, start: wl.types.Snapshot | None = None) -> wl.types.Snapshot:
     """Five iterations of two workers, from weights and state that rank 0 has put."""
     shape = (SHARD // 8, 16)
 
-    def work(worker: wl.Cluster) -> wl.Snapshot:
+    def work(worker: wl.Cluster) -> wl.types.Snapshot:
         w = worker.tensor("w", shape, rule=rule, init=wl.Normal(std=0.1), sync="bsp")
         if start is not None and worker.rank == 0:
             w.put(start.weights, state=start.state, updates=start.updates)

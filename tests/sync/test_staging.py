@@ -14,7 +14,7 @@ PUSHES = 8  # of it use up the 256 MiB there are
 KEYS = np.arange(4, dtype=np.uint64)
 
 
-def fill(worker: wl.Cluster) -> list[wl.Future[None]]:
+def fill(worker: wl.Cluster) -> list[wl.types.Future[None]]:
     """Pushes that wait for their update, until there is no room for another."""
     large = worker.tensor("large", LARGE, rule=wl.Sum(), sync=wl.BSP())
     gradient = np.zeros(LARGE, np.float32)

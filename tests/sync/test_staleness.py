@@ -24,7 +24,7 @@ def test_a_gradient_is_worth_less_the_more_updates_it_has_missed(cluster: wl.Clu
     w.push(ONE, lr=2.0).wait()  # fresh again, and a rate of its own
     np.testing.assert_allclose(v.pull(), -13 - 9.0**-power, rtol=1e-6)
     for worker in (first, second):
-        worker.leave()
+        worker.close()
 
 
 def test_rows_of_a_table_are_corrected_alike(cluster: wl.Cluster) -> None:
@@ -37,7 +37,7 @@ def test_rows_of_a_table_are_corrected_alike(cluster: wl.Cluster) -> None:
     t.push([7], row).wait()
     np.testing.assert_allclose(u.pull([7]), [[-3.25, -3.25]])
     for worker in (first, second):
-        worker.leave()
+        worker.close()
 
 
 def test_a_negative_power_is_refused() -> None:

@@ -14,7 +14,7 @@ SMALL = 64 << 10  # of the same lane
 FRAME_MS = 20  # that a frame takes on a slow link: the ends of large pushes are far apart, whoever wakes up first
 
 
-def order_of_ends(futures: dict[str, wl.Future[object]]) -> list[str]:
+def order_of_ends(futures: dict[str, wl.types.Future[object]]) -> list[str]:
     """The names in the order in which they were done."""
     ended: list[str] = []
     lock = threading.Lock()
@@ -85,3 +85,53 @@ def test_a_priority_is_a_whole_number_of_one_byte(cluster: wl.Cluster, priority:
         with pytest.raises(wl.InvalidArgument, match="tensor 'w': priority must be a whole number from 0 to 255"):
             call()
     assert (w.pull() == 0).all()
+
+
+@pytest.mark.parametrize("priority", [0, 7])
+def test_a_tables_request_of_high_priority_overtakes_its_large_ones(
+    monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
+    monkeypatch.setenv("WINDLASS_TRANSPORT", "socket")
+    rows, dim = 8192, 512  # 16 MiB
+    with (
+        Servers(1, kind="tcp", threads=2) as servers,
+        Proxy(servers.addresses[0], Faults(delay=1, delay_ms=(FRAME_MS, FRAME_MS), directions="up")) as proxy,
+        wl.connect(servers=[proxy.address], app=new_app(), timeout=60) as cluster,
+    ):
+        large = [cluster.table(f"large{i}", dim, rule=wl.Sum()) for i in range(4)]
+        small = cluster.table("small", dim, rule=wl.Sum())
+        keys, few = np.arange(rows), np.arange(128)
+        grad, out = cluster.empty((rows, dim)), cluster.empty((len(few), dim))
+        grad[...] = 1
+        small.push(few, grad[: len(few)]).wait()  # the lane is there
+        proxy.pause()
+        futures = {f"large{i}": t.push(keys, grad) for i, t in enumerate(large)}
+        futures["small"] = small.push_pull_async(few, grad[: len(few)], out=out, priority=priority)
+        proxy.resume()
+        ended = order_of_ends(futures)
+        assert sorted(ended) == sorted(futures)
+        assert ended.index("small") <= (1 if priority else 4)
+        if not priority:
+            assert ended.index("small") >= 3
+        assert (out == 2).all()
+
+
+def test_a_tables_requests_about_one_key_keep_their_order(cluster: wl.Cluster) -> None:
+    t = cluster.table("t", 2, rule=wl.Assign())
+    futures = [t.push([5], [[i, i]], priority=(37 * i) % 256) for i in range(12)]
+    assert t.pull_async([5], priority=255).wait().tolist() == [[11, 11]]
+    for future in futures:
+        future.wait()
+
+
+@pytest.mark.parametrize("priority", [-1, 256, 1.0, True, None])
+def test_a_tables_priority_is_a_whole_number_of_one_byte(cluster: wl.Cluster, priority: object) -> None:
+    t, ones = cluster.table("t", 2, rule=wl.Sum()), np.ones((1, 2), np.float32)
+    for call in (
+        lambda: t.push([1], ones, priority=priority),
+        lambda: t.push_pull_async([1], ones, priority=priority),
+        lambda: t.pull_async([1], priority=priority),
+    ):
+        with pytest.raises(wl.InvalidArgument, match="table 't': priority must be a whole number from 0 to 255"):
+            call()
+    assert len(t) == 0

@@ -78,7 +78,7 @@ def takes(least: float, most: float) -> Iterator[None]:
 # -- where objects lie -----------------------------------------------------------------------------------------------
 
 
-def answered(requests: Callable[[], list[wl.Future]], servers: Servers, silent: int) -> list[bool]:
+def answered(requests: Callable[[], list[wl.types.Future]], servers: Servers, silent: int) -> list[bool]:
     """Which of the requests are answered while one server is stopped. All are in the end."""
     with stopped(servers, silent):
         futures = requests()

@@ -44,4 +44,4 @@ class Slots:
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        return f"<Slots, {len(self.arrays)} of {self.arrays[0].dtype}{self.arrays[0].shape}>"
+        return f"<Slots, {len(self.arrays)} of {self.arrays[0].dtype}{tuple(self.arrays[0].shape)}>"

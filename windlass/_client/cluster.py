@@ -21,8 +21,9 @@ from windlass._data.lease import Lease, Split, make_lease
 from windlass._errors import AccessDenied, InvalidArgument, WindlassError
 from windlass._net.address import Address
 from windlass._net.dial import Dialer
-from windlass._objects.arrays import as_numpy, core_dtype, dims_of, is_whole
+from windlass._objects.arrays import as_numpy, as_torch, core_dtype, dims_of, is_whole
 from windlass._objects.named import ObjectInfo, find, listed, open_table, open_tensor
+from windlass._objects.outputs import in_torch
 from windlass._objects.step import Step
 from windlass._objects.table import Table
 from windlass._objects.tensor import Tensor
@@ -34,6 +35,7 @@ from windlass._rules.sync import ASP, BSP, Sync, parse_sync
 from windlass._rules.user_rules import UserRule
 
 if TYPE_CHECKING:
+    from windlass._client.local_steps import Arrays, Elastic, Local
     from windlass._client.remote import Remote
     from windlass._client.scheduler_client import Attendance
 
@@ -65,6 +67,7 @@ class Cluster:
         sync: Sync | None,
     ) -> None:
         self._engine = engine
+        self._torch = False  # whether new arrays are torch's; connect() knows
         self._session = session
         self._dialer = dialer
         self._remote = remote
@@ -116,7 +119,7 @@ class Cluster:
         dims = dims_of(what, shape)
         self._check(what, name, rule, init, seed)
         assert rule is not None
-        self._engine.check()
+        self._session.check()
         if self._reads:
             find(self, name, "tensor")  # what is not there it cannot make
         return Tensor(
@@ -157,7 +160,7 @@ class Cluster:
         self._check(what, name, rule, init, seed)
         assert rule is not None
         policy = parse_sync(sync, self.sync, what)
-        self._engine.check()
+        self._session.check()
         if self._reads:
             find(self, name, "table")
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
@@ -168,7 +171,7 @@ class Cluster:
         The names of the cluster's own app come without it, others as "app/name": as ``tensor()`` and ``table()`` take
         them.
         """
-        self._engine.check()
+        self._session.check()
         return listed(self, self._timeout if timeout is None else timeout)
 
     def _only_name(
@@ -179,7 +182,7 @@ class Cluster:
             missing = "a shape and a rule" if what.startswith("tensor") else "dim and a rule"
             raise InvalidArgument(f"{what}: to open it, give the name alone; to make one, give {missing}, too")
         self._check_name(what, name)
-        self._engine.check()
+        self._session.check()
 
     @staticmethod
     def _check_name(what: str, name: str) -> None:
@@ -199,9 +202,12 @@ class Cluster:
     def empty(self, shape: int | Sequence[int], dtype: object = np.float32) -> Any:
         """A registered array with undefined contents: requests use it in place, and borrow it until they are done.
 
-        ``torch.from_numpy`` of it is registered, too.
+        It is torch's where `dtype` is, or the arrays of the cluster are; ``torch.from_numpy`` of one of numpy's is
+        registered, too.
         """
-        return as_numpy(self._engine.empty(list(dims_of("empty", shape)), core_dtype(dtype, "empty")))
+        self._session.check()
+        raw = self._engine.empty(list(dims_of("empty", shape)), core_dtype(dtype, "empty"))
+        return as_torch(raw) if in_torch(self, dtype) else as_numpy(raw)
 
     def slots(self, shape: int | Sequence[int], dtype: object = np.float32, *, count: int = 2) -> Slots:
         """Registered arrays that take turns: ``slots.next()`` is one that no request uses."""
@@ -210,10 +216,19 @@ class Cluster:
         return Slots(self, tuple(self.empty(shape, dtype) for _ in range(count)))
 
     def worker(self, rank: int, world_size: int) -> "Cluster":
-        """A further worker on the same servers, for threads that act as workers; they share registered arrays."""
+        """A further worker on the same servers, for a thread that acts as a worker. ::
+
+            def work(rank):
+                with cluster.worker(rank, 4) as worker:  # nobody waits for it once it is closed
+                    train(worker)
+
+        Each thread calls it with a rank of its own; they share registered arrays, and the end of one is not the end of
+        the others. Where there is a scheduler, a cluster that ``connect()`` made is itself the worker of its rank:
+        ``connect(reader=True)`` makes one that is none, so that threads have all the ranks.
+        """
         if not (is_whole(rank) and is_whole(world_size) and 0 <= rank < world_size < 2**32):
             raise InvalidArgument(f"worker: rank {rank!r} is not in a world of {world_size!r}")
-        self._engine.check()
+        self._session.check()
         if self._remote is None:
             session = _core.Session(self._engine, rank, world_size)
             made = Cluster(self._engine, session, None, self._timeout, near=self._near, sync=self._sync)
@@ -221,10 +236,16 @@ class Cluster:
         elif self._attendance is not None:
             from windlass._client.scheduler_client import join
 
-            made = join(self._attendance.at, rank, world_size, self._timeout, self._engine)
+            at = self._attendance.at
+            if not at.reader and rank == self.rank:
+                raise InvalidArgument(
+                    f"worker: this cluster is worker {rank} itself; a thread takes another rank, or "
+                    "connect(reader=True) makes a cluster that is no worker"
+                )
+            made = join(dataclasses.replace(at, reader=False), rank, world_size, self._timeout, self._engine)
         else:
             made = self._remote.cluster(rank, world_size, self._timeout, self._engine)
-        made._further = True
+        made._further, made._torch = True, self._torch
         return made
 
     def reader(self) -> "Cluster":
@@ -232,7 +253,7 @@ class Cluster:
 
         Where the servers are inside the process it shares them: closing it leaves them to the others.
         """
-        self._engine.check()
+        self._session.check()
         if self._remote is None:
             session = _core.Session(self._engine, 0, 0)
             made = Cluster(self._engine, session, None, self._timeout, near=self._near, sync=self._sync)
@@ -242,7 +263,7 @@ class Cluster:
             made = join(dataclasses.replace(self._attendance.at, reader=True), None, 1, self._timeout, self._engine)
         else:
             made = self._remote.cluster(0, 0, self._timeout, self._engine)
-        made._further = True
+        made._further, made._torch = True, self._torch
         return made
 
     @property
@@ -267,51 +288,116 @@ class Cluster:
         """Registers what a server inside the process has to find; others find it themselves."""
         if self._remote is not None:
             return
-        self._engine.check()
+        self._session.check()
         calls = self._near.calls(self._engine)
         calls.own.add(name, found)
         calls.start()
 
     def lease(
         self,
-        n: int,
+        samples: int,
+        batch_size: int,
         *,
-        batch: int,
         name: str = "data",
         epochs: int = 1,
         shuffle: bool = True,
         seed: int = 0,
         split: Split = "leased",
         ahead_seconds: float = 45.0,
-        range: int | None = None,
+        lease_size: int | None = None,
     ) -> Lease:
-        """This worker's part of `n` samples, leased from the scheduler; each iteration over it is one epoch.
+        """This worker's part of so many samples, leased from the scheduler; each iteration over it is one epoch.
 
-        ``for epoch in range(3): for indices in lease: ...`` gives int64 arrays of at most `batch` sample numbers. If a
-        worker dies, others get what it has not done; they also get what a slow worker has not begun. A lease is done
-        when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push).
+        ``for epoch in range(3): for indices in lease: ...`` gives int64 arrays of at most `batch_size` sample numbers.
+        If a worker dies, others get what it has not done; they also get what a slow worker has not begun. A lease is
+        done when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push).
 
         name: workers that use the same name share the samples; all terms must be the same.
         epochs: how often to go through the data. shuffle, seed: every epoch has an order of its own.
         split: "static" gives worker r of W the batches r, r + W, ...: the same in every run of W workers, without a
             scheduler; if a worker dies, its samples are lost.
         ahead_seconds: how much work to hold, so that the scheduler may be away for so long.
-        range: how many samples one lease has, a multiple of `batch` (default: 8 batches, fewer where there are few).
+        lease_size: samples in one lease, a multiple of `batch_size` (default: 8 batches, fewer where there are few).
         """
-        self._engine.check()
+        self._session.check()
         self._no_reader(f"lease {name!r}", "takes no leases: they are work that is done once")
         return make_lease(
             self,
-            n,
+            samples,
+            batch_size,
             name=name,
-            batch=batch,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
             split=split,
             ahead_seconds=ahead_seconds,
-            range=range,
+            lease_size=lease_size,
         )
+
+    def local(
+        self,
+        arrays: "Arrays",
+        *,
+        every: int,
+        outer: Rule,
+        name: str = "local",
+        sync: Sync | str | None = None,
+        timeout: float | None = None,
+    ) -> "Local":
+        """Local steps between exchanges: an optimizer of the worker's own, and an outer one on the servers. ::
+
+            avg = cluster.local({"w": w, "b": b}, every=8, outer=wl.SGD(lr=0.7, momentum=0.9, nesterov=True))
+            for x, y in batches:
+                w -= lr * gradient(w, x, y)  # whatever the worker does to its arrays
+                avg.step()  # after every 8 steps w and b become what the outer rule made of them
+            avg.finish()
+
+        Every worker calls it with arrays of the same names and shapes, at the same point.
+
+        arrays: an array, a list of them, or a dictionary; float32 or float64, changed in place. Servers keep float32.
+        every: how many steps there are between two exchanges.
+        outer: the rule on the servers. SGD gets the arrays as they were after the last exchange minus as they are now:
+            with a momentum and nesterov this is DiLoCo, ``SGD(lr=1.0)`` takes the mean of what workers have moved.
+            Average gets the arrays themselves.
+        name: of its tensors.
+        sync: the policy of its tensors. Under BSP workers wait for each other at every exchange and the outer rule gets
+            their mean. Under ASP each exchange is an update of its own: choose lr=1/world_size to move as far.
+        timeout: seconds for the first weights to come.
+
+        All workers begin with the same weights: those on the servers if there are any, else those of the lowest rank,
+        for which the others wait. An exchange is an iteration: it closes what this worker has open. After a failed
+        exchange, make a new one.
+        """
+        from windlass._client.local_steps import Local
+
+        return Local(self, arrays, every=every, outer=outer, name=name, sync=sync, timeout=timeout)
+
+    def elastic(
+        self,
+        arrays: "Arrays",
+        *,
+        every: int,
+        alpha: float,
+        name: str = "elastic",
+        sync: Sync | str | None = None,
+        timeout: float | None = None,
+    ) -> "Elastic":
+        """Elastic averaging (EASGD): a worker and the centre on the servers move towards each other. ::
+
+            easgd = cluster.elastic([w, b], every=4, alpha=0.1)
+            for x, y in batches:
+                w -= lr * gradient(w, x, y)
+                easgd.step()  # after every 4 steps: d = alpha * (w - centre); w -= d; centre += d
+            easgd.finish()
+            w, b = easgd.centre()  # the result; a worker's own weights are only near it
+
+        arrays, every, name, sync, timeout: as of ``local()``.
+        alpha: how far they move, above 0 and at most 1. Workers times alpha should be at most 1, or the centre
+            overshoots.
+        """
+        from windlass._client.local_steps import Elastic
+
+        return Elastic(self, arrays, every=every, alpha=alpha, name=name, sync=sync, timeout=timeout)
 
     def _close_leases(self, timeout: float, *, failed: bool = False) -> None:
         while self._leases:  # they refer to us: a cycle that the collector would not find
@@ -348,7 +434,7 @@ class Cluster:
 
     def tick(self) -> None:
         """Closes this worker's iteration, at every object of its app. Does not wait for the servers."""
-        self._engine.check()
+        self._session.check()
         self._session.raise_unseen()
         self._session.tick(self._timeout)
 
@@ -358,7 +444,7 @@ class Cluster:
         What was pushed is then in every other worker's next pull, or under BSP in the update of its iteration, whatever
         becomes of this process. Errors of futures that nobody waited for are raised here.
         """
-        self._engine.check()
+        self._session.check()
         self._session.settle(self._timeout if timeout is None else timeout)
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -375,7 +461,7 @@ class Cluster:
         timeout = self._timeout if timeout is None else timeout
         if not timeout >= 0:
             raise InvalidArgument(f"barrier: timeout must be at least 0 seconds, not {timeout}")
-        self._engine.check()
+        self._session.check()
         self._no_reader("barrier", "is not waited for, and waits for nobody")
         if self._attendance is None and self._near_barrier is None and self.world_size > 1:
             where = "with servers=[...] there is no scheduler that could count" if self._remote else "nobody counts"
@@ -389,7 +475,7 @@ class Cluster:
                 self._attendance.arrive(deadline)
             elif self._near_barrier is not None:
                 # The wait holds no native object: the process may end meanwhile, and with it the thread, just as it is.
-                self._near_barrier.arrive(deadline, lambda: self._engine.check())
+                self._near_barrier.arrive(deadline, lambda: self._session.check())
         finally:
             self._at_barrier.release()
 
@@ -406,19 +492,6 @@ class Cluster:
     def reported(self) -> dict[str, float | None]:
         """What ``report()`` was given last, by name; None: a number that was not finite."""
         return self._reports.newest()
-
-    def leave(self) -> None:
-        """Says that this worker is done: nobody waits for it any more. ``close()`` includes this.
-
-        A thread that acts as a worker on servers inside the process calls this instead, since it shares them.
-        """
-        if self._remote is not None:
-            self.close()
-        else:
-            self._close_leases(self._timeout)
-            self._session.leave(self._timeout)
-            if self._near_barrier is not None:
-                self._near_barrier.leave()
 
     def _patience(self, sync: Sync) -> Patience:
         """How long calls on an object wait, unless they say otherwise.
@@ -453,7 +526,7 @@ class Cluster:
         For a server that hangs. If it shares memory with this process it could still finish a write; so arrays that it
         was given get fresh pages at the same addresses, with the same contents.
         """
-        self._engine.check()
+        self._session.check()
         if self._dialer is None or self._remote is None:
             raise InvalidArgument("abandon: the server is inside this process")
         addresses = [str(address) for address in self._remote.servers]
@@ -464,7 +537,10 @@ class Cluster:
         self._dialer.abandon(int(server))
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Waits for requests under way and ends the engine; every later call raises Closed. Idempotent."""
+        """Waits for requests under way; every later call raises Closed, and nobody waits for this worker any more.
+
+        Idempotent. The end of a further worker (``worker()``) is that of nobody else.
+        """
         self._close(self._timeout if timeout is None else timeout)
 
     def _close(self, timeout: float, *, failed: bool = False) -> None:
@@ -473,6 +549,8 @@ class Cluster:
             return
         if self._remote is None and self._reads:  # the engine is the others', too
             self._session.raise_unseen()
+        if self._further and self._remote is None and not self._engine.closed:
+            self._close_alone(timeout, failed=failed)
             return
         deadline = time.monotonic() + timeout
         try:
@@ -492,6 +570,22 @@ class Cluster:
                 self._attendance.close(failed=failed, timeout=max(0.5, deadline - time.monotonic()))
         self._session.raise_unseen()
 
+    def _close_alone(self, timeout: float, *, failed: bool) -> None:
+        """Of a worker that shares its engine with others."""
+        if self._session.closed:
+            return
+        try:
+            if not failed:
+                if self._session.has_open_pushes:
+                    self._session.tick(timeout)  # the last iteration counts, too
+                self._session.settle(timeout)
+        finally:
+            self._close_leases(timeout, failed=failed)
+            if self._near_barrier is not None:
+                self._near_barrier.leave()
+            self._session.leave(timeout)
+            self._session.close()
+
     def __enter__(self) -> "Cluster":
         return self
 
@@ -508,7 +602,7 @@ class Cluster:
     def __repr__(self) -> str:
         if isinstance(self._engine, Released):
             return "<Cluster, closed>"
-        state = "closed" if self._engine.closed else "open"
+        state = "closed" if self._engine.closed or self._session.closed else "open"
         where = "embedded" if self._remote is None else f"{len(self._remote.servers)} servers, app {self._remote.app!r}"
         return f"<Cluster, {where}, rank {self.rank} of {self.world_size}, {state}>"
 

@@ -1,5 +1,6 @@
 """connect(): checks what a process was told of its cluster, and makes the cluster."""
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from windlass._settings import load as load_settings
 
 _THREADS_MAX = 256
 OnWorkerLoss = Literal["continue", "wait"]
+Arrays = Literal["numpy", "torch"]
 
 
 def connect(
@@ -37,6 +39,7 @@ def connect(
     transport: Transport | None = None,
     sync: Sync | str | None = None,
     on_worker_loss: OnWorkerLoss | None = None,
+    arrays: Arrays = "numpy",
     threads: int | None = None,
     memory_bytes_max: int | None = None,
 ) -> Cluster:
@@ -65,6 +68,7 @@ def connect(
         and BSP() for optimizers).
     on_worker_loss: whether the others "continue" without a worker that is lost, or "wait" for a replacement; the same
         for all workers of an app (default: WINDLASS_ON_WORKER_LOSS, else "continue").
+    arrays: "torch" for torch's wherever this cluster makes new arrays; otherwise torch comes out only where it goes in.
 
     Without servers, the one inside this process has two settings.
 
@@ -82,6 +86,10 @@ def connect(
         raise InvalidArgument(f'connect: transport must be "auto", "arena" or "socket", not {transport!r}')
     if on_worker_loss not in (None, "continue", "wait"):
         raise InvalidArgument(f'connect: on_worker_loss must be "continue" or "wait", not {on_worker_loss!r}')
+    if arrays not in ("numpy", "torch"):
+        raise InvalidArgument(f'connect: arrays must be "numpy" or "torch", not {arrays!r}')
+    if arrays == "torch":
+        _import_torch()
     if run is not None:
         if address is not None or servers is not None:
             raise InvalidArgument(f"connect: either run={run!r}, or an address, or servers")
@@ -114,7 +122,7 @@ def connect(
             policy,
             settings.on_worker_loss,
         )
-        return join(scheduled, rank, 1 if world_size is None else world_size, timeout)
+        return _with(arrays, join(scheduled, rank, 1 if world_size is None else world_size, timeout))
     if address is not None:
         raise InvalidArgument("connect: either address, of a scheduler, or servers")
     if reader and servers is None:
@@ -139,10 +147,10 @@ def connect(
             policy,
         )
         if reader:
-            return remote.cluster(0, 0, timeout)
+            return _with(arrays, remote.cluster(0, 0, timeout))
         if world_size == 0:
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of 0")
-        return remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout)
+        return _with(arrays, remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout))
     if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(
             "connect: app, rank, world_size, token, checksums and transport go with an address or servers=[...]"
@@ -160,7 +168,19 @@ def connect(
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, default_memory_bytes_max() if memory_bytes_max is None else memory_bytes_max)
     engine.set_overdue(OVERDUE_SECONDS)
-    return Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy)
+    return _with(arrays, Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy))
+
+
+def _with(arrays: Arrays, cluster: Cluster) -> Cluster:
+    cluster._torch = arrays == "torch"
+    return cluster
+
+
+def _import_torch() -> None:
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise ImportError("connect: arrays=\"torch\" needs torch: pip install 'windlass[torch]'") from error
 
 
 def _secret_of(token: str | bytes | None, settings: Settings) -> bytes:

@@ -4,14 +4,18 @@ A schedule is not a gate. It works with any `sync` of its tensors: under ASP a w
 under BSP every worker waits for all at each exchange.
 """
 
+import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
+from windlass import _core
 from windlass._client.first_weights import Agreement
 from windlass._errors import InvalidArgument, ShapeMismatch
+from windlass._objects.arrays import Array, check_torch, dtype_name, is_torch
+from windlass._objects.outputs import empty
 from windlass._rules.optimizers import SGD
 from windlass._rules.rule import Average, Rule, Sum
 
@@ -20,11 +24,11 @@ if TYPE_CHECKING:
     from windlass._objects.tensor import Tensor
 
 _Numpy: TypeAlias = "np.ndarray[Any, Any]"
-Arrays: TypeAlias = "_Numpy | list[_Numpy] | tuple[_Numpy, ...] | Mapping[str, _Numpy]"
+Arrays: TypeAlias = "Array | list[Array] | tuple[Array, ...] | Mapping[str, Array]"
 
 
 class Schedule:
-    """What Local and Elastic share: the arrays, their tensors, the first weights, and when to exchange."""
+    """What both have in common: the arrays, their tensors, the first weights, and when to exchange."""
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class Schedule:
         timeout: float | None,
     ) -> None:
         self.name = name  #: what its tensors are called: `name`, or `name`.0, or `name`.key
-        self._what = f"{type(self).__name__} {name!r}"
+        self._what = f"{type(self).__name__.lower()} {name!r}"
         if isinstance(every, bool) or not isinstance(every, (int, np.integer)) or every < 1:
             raise InvalidArgument(f"{self._what}: every must be a whole number of at least 1, not {every!r}")
         self.every = int(every)  #: how many steps there are between two exchanges
@@ -51,8 +55,9 @@ class Schedule:
         self._tensors: list[Tensor] = [
             cluster.tensor(key, array.shape, rule=rule, **policy) for key, array in self._arrays.items()
         ]
-        self._centre = [cluster.empty(array.shape) for array in self._arrays.values()]
-        self._sent = [cluster.empty(array.shape) for array in self._arrays.values()]
+        self._torch = cluster._torch or any(map(is_torch, values_of(arrays)))
+        self._centre = [empty(cluster, array.shape, _core.Dtype.FLOAT32) for array in self._arrays.values()]
+        self._sent = [empty(cluster, array.shape, _core.Dtype.FLOAT32) for array in self._arrays.values()]
         self._begin(cluster._timeout if timeout is None else timeout)
 
     def step(self, *, timeout: float | None = None) -> bool:
@@ -72,7 +77,8 @@ class Schedule:
 
     def centre(self) -> Any:
         """The weights on the servers, as new arrays in the form that was given: for evaluation."""
-        fresh = {tensor.name: tensor.pull() for tensor in self._tensors}
+        kind = sys.modules["torch"].float32 if self._torch else None
+        fresh = {tensor.name: tensor.pull(dtype=kind) for tensor in self._tensors}
         if isinstance(self._given, Mapping):
             return {key: fresh[f"{self.name}.{key}"] for key in self._given}
         return list(fresh.values()) if isinstance(self._given, (list, tuple)) else fresh[self.name]
@@ -129,33 +135,11 @@ class Schedule:
             self.finish()
 
     def __repr__(self) -> str:
-        return f"<{self._what} every {self.every}, {len(self._arrays)} arrays, {self._rule}>"
+        return f"<{type(self).__name__} {self.name!r} every {self.every}, {len(self._arrays)} arrays, {self._rule}>"
 
 
 class Local(Schedule):
-    """Local steps between exchanges: an optimizer of the worker's own, and an outer one on the servers. ::
-
-        avg = wl.Local(cluster, {"w": w, "b": b}, every=8, outer=wl.SGD(lr=0.7, momentum=0.9, nesterov=True))
-        for x, y in batches:
-            w -= lr * gradient(w, x, y)  # whatever the worker does to its arrays
-            avg.step()  # after every 8 steps w and b become what the outer rule made of them
-        avg.finish()
-
-    cluster: this worker's. Every worker makes one with arrays of the same names and shapes, at the same point.
-    arrays: a numpy array, a list of them, or a dictionary; float32 or float64, changed in place. Servers keep float32.
-    every: how many steps there are between two exchanges.
-    outer: the rule on the servers. SGD gets the arrays as they were after the last exchange minus as they are now:
-        with a momentum and nesterov this is DiLoCo, ``SGD(lr=1.0)`` takes the mean of what workers have moved.
-        Average gets the arrays themselves.
-    name: of its tensors.
-    sync: the policy of its tensors. Under BSP workers wait for each other at every exchange and the outer rule gets
-        their mean. Under ASP each exchange is an update of its own: choose lr=1/world_size to move as far.
-    timeout: seconds for the first weights to come.
-
-    All workers begin with the same weights: those on the servers if there are any, else those of the lowest rank, for
-    which the others wait. An exchange is an iteration: it closes what this worker has open. After a failed exchange,
-    make a new Local.
-    """
+    """Local steps between exchanges; made by ``cluster.local()``. As a context manager it finishes at the end."""
 
     def __init__(
         self,
@@ -169,9 +153,9 @@ class Local(Schedule):
         timeout: float | None = None,
     ) -> None:
         if not isinstance(outer, (SGD, Average)):
-            raise InvalidArgument(f"Local {name!r}: outer must be SGD or Average, not {outer!r}")
+            raise InvalidArgument(f"local {name!r}: outer must be SGD or Average, not {outer!r}")
         if isinstance(outer, SGD) and outer.dampening:
-            raise InvalidArgument(f"Local {name!r}: outer must have no dampening, not {outer.dampening:g}")
+            raise InvalidArgument(f"local {name!r}: outer must have no dampening, not {outer.dampening:g}")
         self.outer = outer  #: the rule on the servers
         super().__init__(cluster, arrays, every, outer, name, sync, timeout)
 
@@ -187,18 +171,7 @@ class Local(Schedule):
 
 
 class Elastic(Schedule):
-    """Elastic averaging (EASGD): a worker and the centre on the servers move towards each other. ::
-
-        easgd = wl.Elastic(cluster, [w, b], every=4, alpha=0.1)
-        for x, y in batches:
-            w -= lr * gradient(w, x, y)
-            easgd.step()  # after every 4 steps: d = alpha * (w - centre); w -= d; centre += d
-        easgd.finish()
-        w, b = easgd.centre()  # the result; a worker's own weights are only near it
-
-    cluster, arrays, every, name, sync, timeout: as of Local.
-    alpha: how far they move, above 0 and at most 1. Workers times alpha should be at most 1, or the centre overshoots.
-    """
+    """Elastic averaging; made by ``cluster.elastic()``. As a context manager it finishes at the end."""
 
     def __init__(
         self,
@@ -212,7 +185,7 @@ class Elastic(Schedule):
         timeout: float | None = None,
     ) -> None:
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.number)) or not 0 < alpha <= 1:
-            raise InvalidArgument(f"Elastic {name!r}: alpha must be above 0 and at most 1, not {alpha!r}")
+            raise InvalidArgument(f"elastic {name!r}: alpha must be above 0 and at most 1, not {alpha!r}")
         self.alpha = float(alpha)  #: how far the worker and the centre move
         super().__init__(cluster, arrays, every, Sum(), name, sync, timeout)
 
@@ -227,10 +200,18 @@ class Elastic(Schedule):
             array -= sent
 
 
+def values_of(arrays: Arrays) -> list[Any]:
+    """The arrays themselves."""
+    if isinstance(arrays, Mapping):
+        return list(arrays.values())
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
 def named(arrays: Arrays, name: str, what: str) -> dict[str, _Numpy]:
     """The arrays by the names of their tensors, in an order that is the same for all workers."""
     if not isinstance(name, str) or not name or "/" in name:
         raise InvalidArgument(f"{what}: name must be text without '/', which would name another app")
+    found: dict[str, Any]
     if isinstance(arrays, Mapping):
         for key in arrays:
             if not isinstance(key, str) or not key or "/" in key:
@@ -242,11 +223,20 @@ def named(arrays: Arrays, name: str, what: str) -> dict[str, _Numpy]:
         found = {name: arrays}
     if not found:
         raise InvalidArgument(f"{what}: expected at least one array")
-    for key, array in found.items():
-        if not isinstance(array, np.ndarray):
-            raise ShapeMismatch(f"{what}, {key!r}: expected a numpy array, saw {type(array).__name__}")
-        if array.dtype not in (np.float32, np.float64):
-            raise ShapeMismatch(f"{what}, {key!r}: expected float32 or float64, saw {array.dtype.name}")
+    return {key: _in_numpy(array, f"{what}, {key!r}") for key, array in found.items()}
+
+
+def _in_numpy(array: Any, what: str) -> _Numpy:
+    """The array, or the memory of a torch tensor, which it shares."""
+    if is_torch(array):
+        check_torch(array, what)
+    elif not isinstance(array, np.ndarray):
+        raise ShapeMismatch(f"{what}: expected a numpy array or a torch tensor, saw {type(array).__name__}")
+    if dtype_name(array.dtype) not in ("float32", "float64"):
+        raise ShapeMismatch(f"{what}: expected float32 or float64, saw {dtype_name(array.dtype)}")
+    if isinstance(array, np.ndarray):
         if not array.flags.writeable:
-            raise ShapeMismatch(f"{what}, {key!r}: the array is read-only")
-    return found
+            raise ShapeMismatch(f"{what}: the array is read-only")
+        return array
+    memory: _Numpy = array.detach().numpy()
+    return memory

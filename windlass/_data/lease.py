@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass._errors import InvalidArgument
+from windlass._objects.outputs import shown
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -56,17 +57,17 @@ def permutation(samples: int, seed: int, epoch: int) -> Indices:
 class Lease:
     """A worker's part of the data; made by ``cluster.lease()``. Each iteration over it is one epoch.
 
-    ``for epoch in range(3): for indices in lease: ...``: arrays of at most `batch` sample numbers. A worker gets what
-    is left to do, so their number differs between workers and epochs.
+    ``for epoch in range(3): for indices in lease: ...``: arrays of at most `batch_size` sample numbers. A worker
+    gets what is left to do, so their number differs between workers and epochs.
     """
 
-    def __init__(self, cluster: "Cluster", name: str, samples: int, batch: int, epochs: int, order: Order) -> None:
+    def __init__(self, cluster: "Cluster", name: str, samples: int, batch_size: int, epochs: int, order: Order) -> None:
         self._cluster = cluster
         self._order = order
         self._epoch = -1
         self.name = name  #: the name of its ledger
         self.samples = samples  #: in an epoch, for all workers
-        self.batch = batch  #: samples in a batch; the last may have fewer
+        self.batch_size = batch_size  #: samples in a batch; the last may have fewer
         self.epochs = epochs  #: how often it can be iterated over
 
     @property
@@ -91,17 +92,17 @@ class Lease:
 
     def __len__(self) -> int:
         """About how many batches of an epoch are this worker's: an even share."""
-        each = self.batch * self._cluster.world_size
+        each = self.batch_size * self._cluster.world_size
         return (self.samples + each - 1) // each
 
-    def __iter__(self) -> Iterator[Indices]:
+    def __iter__(self) -> Iterator[Any]:
         self._next_epoch()
         return self._batches()
 
-    def _batches(self) -> Iterator[Indices]:
+    def _batches(self) -> Iterator[Any]:
         while (indices := self._draw()) is not None:
             self._hand()
-            yield indices
+            yield shown(self._cluster, indices)
 
     def _next_epoch(self) -> None:
         if self._epoch + 1 >= self.epochs:
@@ -121,15 +122,15 @@ class Lease:
         """The worker leaves."""
 
     def __repr__(self) -> str:
-        what = f"{self.samples} samples in batches of {self.batch}"
+        what = f"{self.samples} samples in batches of {self.batch_size}"
         return f"<Lease {self.name!r}, {what}, epoch {self.epoch} of {self.epochs}>"
 
 
 class StaticLease(Lease):
     """A fixed split: batches rank, rank + world_size, ... of each epoch."""
 
-    def __init__(self, cluster: "Cluster", name: str, samples: int, batch: int, epochs: int, order: Order) -> None:
-        super().__init__(cluster, name, samples, batch, epochs, order)
+    def __init__(self, cluster: "Cluster", name: str, samples: int, batch_size: int, epochs: int, order: Order) -> None:
+        super().__init__(cluster, name, samples, batch_size, epochs, order)
         self._rank, self._world_size = cluster.rank, cluster.world_size
         self._at = 0
         self._drawn: collections.deque[int] = collections.deque()
@@ -141,19 +142,19 @@ class StaticLease(Lease):
         return self._samples_done
 
     def __len__(self) -> int:
-        batches = -(-self.samples // self.batch)
+        batches = -(-self.samples // self.batch_size)
         return len(range(self._rank, batches, self._world_size))
 
     def _next_epoch(self) -> None:
         super()._next_epoch()
         self._drawn.clear()
-        self._at = self._rank * self.batch
+        self._at = self._rank * self.batch_size
 
     def _draw(self) -> Indices | None:
         if self._at >= self.samples:
             return None
-        begin, self._at = self._at, self._at + self._world_size * self.batch
-        indices = self._order(self._epoch, begin, min(begin + self.batch, self.samples))
+        begin, self._at = self._at, self._at + self._world_size * self.batch_size
+        indices = self._order(self._epoch, begin, min(begin + self.batch_size, self.samples))
         self._drawn.append(len(indices))
         return indices
 
@@ -171,43 +172,43 @@ def range_of(samples: int, batch: int) -> int:
 def make_lease(
     cluster: "Cluster",
     samples: int,
+    batch_size: int,
     *,
     name: str,
-    batch: int,
     epochs: int,
     shuffle: bool,
     seed: int,
     split: Split,
     ahead_seconds: float,
-    range: int | None,
+    lease_size: int | None,
 ) -> Lease:
     """Checks the arguments of ``cluster.lease()`` and makes the lease."""
     what = f"lease {name!r}"
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 256:
         raise InvalidArgument(f"{what}: the name must be 1 to 256 printable characters")
     for argument, value, least, most in (
-        ("n", samples, 1, 2**48 - 1),
-        ("batch", batch, 1, 2**48 - 1),
+        ("samples", samples, 1, 2**48 - 1),
+        ("batch_size", batch_size, 1, 2**48 - 1),
         ("epochs", epochs, 1, 2**20),
         ("seed", seed, 0, 2**63 - 1),
-        ("range", batch if range is None else range, 1, 2**48 - 1),
+        ("lease_size", batch_size if lease_size is None else lease_size, 1, 2**48 - 1),
     ):
         _check_whole(f"{what}: {argument}", value, least, most)
     if split not in ("leased", "static"):
         raise InvalidArgument(f'{what}: split must be "leased" or "static", not {split!r}')
     if not ahead_seconds >= 0:
         raise InvalidArgument(f"{what}: ahead_seconds must be at least 0, not {ahead_seconds!r}")
-    if range is not None and range % batch:
-        raise InvalidArgument(f"{what}: range must be a multiple of batch={batch}, not {range}")
+    if lease_size is not None and lease_size % batch_size:
+        raise InvalidArgument(f"{what}: lease_size must be a multiple of batch_size={batch_size}, not {lease_size}")
     if name in cluster._leases:
         raise InvalidArgument(f"{what}: this worker has made it already; iterate over that one, or give another name")
     order = Order(int(samples), bool(shuffle), int(seed))
     if split == "static":
-        made: Lease = StaticLease(cluster, name, int(samples), int(batch), int(epochs), order)
+        made: Lease = StaticLease(cluster, name, int(samples), int(batch_size), int(epochs), order)
     else:
         from windlass._data.ledger_lease import leased_by
 
-        made = leased_by(cluster, name, samples, batch, epochs, order, shuffle, seed, ahead_seconds, range)
+        made = leased_by(cluster, name, samples, batch_size, epochs, order, shuffle, seed, ahead_seconds, lease_size)
     cluster._leases[name] = made
     return made
 

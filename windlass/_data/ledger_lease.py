@@ -33,18 +33,18 @@ def leased_by(
     cluster: "Cluster",
     name: str,
     samples: int,
-    batch: int,
+    batch_size: int,
     epochs: int,
     order: Order,
     shuffle: bool,
     seed: int,
     ahead_seconds: float,
-    range: int | None,
+    lease_size: int | None,
 ) -> Lease:
     """A lease for this worker, from the ledger that its cluster has."""
     what = f"lease {name!r}"
-    size = range_of(samples, batch) if range is None else range
-    terms = m.LeaseTerms(int(samples), int(batch), int(size), int(epochs), bool(shuffle), int(seed))
+    size = range_of(samples, batch_size) if lease_size is None else lease_size
+    terms = m.LeaseTerms(int(samples), int(batch_size), int(size), int(epochs), bool(shuffle), int(seed))
     if ranges_of(terms) > m.RANGES_MAX:
         raise InvalidArgument(f"{what}: at most {m.RANGES_MAX} ranges in an epoch, not {ranges_of(terms)}")
     attendance = cluster._attendance

@@ -59,6 +59,12 @@ def is_torch(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_torch_dtype(dtype: object) -> bool:
+    """Whether it is one of torch's, such as torch.float32; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
+
+
 def dtype_name(dtype: object) -> str:
     """'float32' for np.float32, 'float32', np.dtype('float32'), torch.float32, ..."""
     text = str(dtype)
@@ -85,7 +91,7 @@ def _asarray(x: Any, what: str) -> "np.ndarray[Any, Any]":
         raise ShapeMismatch(f"{what}: {error}") from None
 
 
-def _check_torch(x: Any, what: str) -> None:
+def check_torch(x: Any, what: str) -> None:
     """Raises unless it is on the cpu and dense."""
     torch = sys.modules["torch"]
     if x.device.type != "cpu":
@@ -113,7 +119,7 @@ def as_input(x: Any, what: str, stored: str = "float32") -> Any:
         if flags.c_contiguous and flags.aligned:
             return x
     if is_torch(x):
-        _check_torch(x, what)
+        check_torch(x, what)
         x = x.detach()
         if _check_dtype(x.dtype, _TAKEN[stored], what) not in _READ[stored]:
             x = x.to(getattr(sys.modules["torch"], stored))
@@ -139,7 +145,7 @@ def as_output(x: Any, what: str, stored: str = "float32") -> Any:
     if type(x) is np.ndarray and x.dtype is _FLOAT32 and stored == "float32" and x.flags.carray:
         return x
     if is_torch(x):
-        _check_torch(x, what)
+        check_torch(x, what)
         _check_dtype(x.dtype, _READ[stored], f"{what}, out")
         if not x.is_contiguous():
             raise ShapeMismatch(f"{what}: the tensor is not contiguous")
@@ -159,7 +165,7 @@ def as_output(x: Any, what: str, stored: str = "float32") -> Any:
 def as_keys(x: Any, what: str) -> Any:
     """Keys as a contiguous one-dimensional array of int64, uint64 or int32."""
     if is_torch(x):
-        _check_torch(x, f"{what}, keys")
+        check_torch(x, f"{what}, keys")
         _check_dtype(x.dtype, _KEYS, f"{what}, keys")
         return x.detach().contiguous()
     array = _asarray(x, f"{what}, keys")
@@ -170,8 +176,10 @@ def as_keys(x: Any, what: str) -> Any:
 
 
 def as_torch(array: "np.ndarray[Any, Any]") -> Any:
-    """The same memory as a torch tensor; bits of bfloat16 in uint16 become bfloat16."""
+    """The same memory as a torch tensor; bits of bfloat16 in uint16 become bfloat16, keys in uint64 int64."""
     torch = sys.modules["torch"]
+    if array.dtype == np.uint64:
+        return torch.from_numpy(array.view(np.int64))
     if array.dtype == np.uint16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -10,6 +10,7 @@ import numpy as np
 from windlass._errors import InvalidArgument, Timeout, WindlassError
 from windlass._objects.arrays import ArrayLike, as_torch, is_torch
 from windlass._objects.future import Future
+from windlass._objects.outputs import empty
 
 if TYPE_CHECKING:
     from windlass._objects.table import Table
@@ -34,20 +35,21 @@ class Delayed:
     raises it, before it sends anything. After Timeout the push continues; the next call waits for it again.
     """
 
-    __slots__ = ("_free", "_tensor", "_under_way", "_weights", "delay")
+    __slots__ = ("_free", "_tensor", "_torch", "_under_way", "_weights", "delay")
 
     def __init__(self, tensor: "Tensor", delay: int) -> None:
         self.delay = check_delay(delay, f"delayed: tensor {tensor.name!r}")  #: how many steps weights may be old
         self._tensor = tensor
         # One for each that may be under way at once, which is one more than the delay, and one that the caller reads.
-        self._free = [tensor._cluster.empty(tensor.shape, tensor.dtype) for _ in range(self.delay + 2)]
+        self._free = [empty(tensor._cluster, tensor.shape, tensor._dtype) for _ in range(self.delay + 2)]
+        self._torch = tensor._cluster._torch  # whether the caller's arrays are
         self._under_way: deque[tuple[Future[Any], Any]] = deque()
         self._weights = tensor.pull(out=self._free.pop())
 
     @property
     def weights(self) -> Any:
         """The newest weights that have landed; at first, those on the servers when this was made."""
-        return self._weights
+        return as_torch(self._weights) if self._torch else self._weights
 
     def push_pull(
         self,
@@ -64,12 +66,13 @@ class Delayed:
         future = self._tensor.push_pull_async(grad, out=out, weight=weight, timeout=timeout, priority=priority, **hyper)
         self._under_way.append((future, self._free.pop()))
         self._land(self.delay, timeout)
-        return as_torch(self._weights) if is_torch(grad) else self._weights
+        self._torch = self._torch or is_torch(grad)
+        return self.weights
 
     def finish(self, *, timeout: float | None = None) -> Any:
         """Waits for all push_pulls and returns the weights after the last of them."""
         self._land(0, timeout)
-        return self._weights
+        return self.weights
 
     def _land(self, most: int, timeout: float | None) -> None:
         """Takes in what is done, in order, and waits until at most `most` are under way."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Seen(NamedTuple):
-    """What a pull saw of the other workers, at the shard where it saw least."""
+    """What ``future.seen`` says a pull saw of the other workers, at the shard where it saw least."""
 
     asked: int  #: the clock at which it looked
     clock: int  #: up to which everybody's pushes were there

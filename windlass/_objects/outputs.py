@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass import _core
 from windlass._errors import InvalidArgument
-from windlass._objects.arrays import as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch
+from windlass._objects.arrays import as_numpy, as_output, as_torch, core_dtype, dtype_name, is_torch, is_torch_dtype
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -20,10 +20,32 @@ def check_weight(weight: float, kind: str, name: str) -> None:
         raise InvalidArgument(f"{kind} {name!r}: weight must be a finite number above 0, not {weight!r}")
 
 
+def check_priority(priority: int, what: str) -> int:
+    """Raises unless it is a whole number that the wire has room for."""
+    if type(priority) is not int or not 0 <= priority <= 255:
+        raise InvalidArgument(f"{what}: priority must be a whole number from 0 to 255, not {priority!r}")
+    return priority
+
+
+def empty(cluster: "Cluster", shape: tuple[int, ...], dtype: _core.Dtype) -> Any:
+    """A registered array of numpy's, whatever those of the cluster are."""
+    return as_numpy(cluster._engine.empty(list(shape), dtype))
+
+
+def in_torch(cluster: "Cluster", dtype: object, *given: Any) -> bool:
+    """Whether a new array is torch's: the cluster's are, or the dtype is, or anything that the caller gave."""
+    return cluster._torch or is_torch_dtype(dtype) or any(map(is_torch, given))
+
+
+def shown(cluster: "Cluster", array: Any) -> Any:
+    """An array of numpy's that is returned, as the caller of this cluster sees it."""
+    return as_torch(array) if cluster._torch else array
+
+
 def new_output(cluster: "Cluster", shape: tuple[int, ...], dtype: _core.Dtype, torch: bool) -> tuple[Any, Any]:
     """A new array: as the core writes it, and as the caller sees it."""
     if dtype == _core.Dtype.FLOAT32 and math.prod(shape) <= 4096:  # a mapping of its own would cost more
-        cluster._engine.check()
+        cluster._session.check()
         raw: Any = np.empty(shape, np.float32)
     else:
         raw = cluster._engine.empty(list(shape), dtype)
@@ -44,7 +66,7 @@ def landing_for(cluster: "Cluster", target: Any) -> tuple[Any, Any]:
     A registered array is written in place. An ordinary one may be gone or in use when the answer comes, so the answer
     lands in a registered one and is copied when the caller waits for the future.
     """
-    cluster._engine.check()  # first: in the child of a fork the arena must not be asked
+    cluster._session.check()  # first: in the child of a fork the arena must not be asked
     if cluster._engine.registered(target):
         return target, lambda result: result
     landing: np.ndarray[Any, Any] | None = cluster._engine.empty(

@@ -11,6 +11,7 @@ from windlass._errors import InvalidArgument
 from windlass._net.value_codec import pack
 from windlass._objects import expressions
 from windlass._objects.expressions import Expression, Row
+from windlass._objects.outputs import shown
 from windlass._release import owns_native
 from windlass._rules.functions import Function
 
@@ -27,15 +28,15 @@ Keys = np.ndarray[Any, np.dtype[np.uint64]]
 class TopK(NamedTuple):
     """What ``top_k()`` returns: rows and their scores, the best first."""
 
-    keys: Keys  #: (n,)
-    scores: "np.ndarray[Any, np.dtype[np.float64]]"  #: (n,)
+    keys: Any  #: (n,) of uint64; in torch int64
+    scores: Any  #: (n,) of float64
 
 
 class Histogram(NamedTuple):
     """What ``histogram()`` returns, as ``numpy.histogram`` does."""
 
-    counts: "np.ndarray[Any, np.dtype[np.int64]]"  #: (bins,)
-    edges: "np.ndarray[Any, np.dtype[np.float64]]"  #: (bins + 1,)
+    counts: Any  #: (bins,) of int64
+    edges: Any  #: (bins + 1,) of float64
 
 
 @owns_native("_core")
@@ -57,7 +58,8 @@ class Queries:
 
     Every shard answers at its turn and the answers are merged here: a shard's answer is of one moment, the object's
     need not be. An answer sees everything that this worker has pushed, waits for other workers as a pull does, and does
-    not depend on the number of servers, to the last bit. ``where=`` is a condition of ``wl.key`` and ``wl.row``.
+    not depend on the number of servers, to the last bit. `where`, the first argument of each, or the second behind one
+    that cannot be left out, is a condition of ``wl.key`` and ``wl.row``.
     """
 
     __slots__ = ()
@@ -108,10 +110,10 @@ class Queries:
     def top_k(
         self,
         k: int,
+        where: Expression | None = None,
         *,
         by: "str | int | Expression" = "norm",
         largest: bool = True,
-        where: Expression | None = None,
         timeout: float | None = None,
     ) -> TopK:
         """The `k` rows with the largest score, or the smallest; fewer where there are fewer.
@@ -133,22 +135,24 @@ class Queries:
         score = expressions.encode(by, "number", self._row_numbers(), f"{what}, by")
         answer = self._query("top_k", TOP, where, timeout, largest=largest, number=min(int(k), 1 << 62), score=score)
         pairs = np.frombuffer(answer, np.dtype([("key", "<u8"), ("score", "<f8")]))
-        return TopK(pairs["key"].copy(), pairs["score"].copy())
+        return TopK(shown(self._cluster, pairs["key"].copy()), shown(self._cluster, pairs["score"].copy()))
 
     def keys(
         self, where: Expression | None = None, *, chunk_rows: int = 65536, timeout: float | None = None
-    ) -> Iterator[Keys]:
+    ) -> Iterator[Any]:
         """The keys of all rows for which the condition holds, in arrays of at most `chunk_rows`.
 
         Training may continue meanwhile, and this waits for nobody. A row that is there from start to end, and for which
         the condition holds all the time, comes exactly once. `timeout` is that of one chunk.
         """
         self._check_chunk("keys", chunk_rows)
-        walk = self._walk_keys(self._condition("keys", where))
-        self._cluster._engine.check()
-        return self._key_chunks(walk, chunk_rows, self._cluster._timeout if timeout is None else timeout)
+        condition = self._condition("keys", where)
+        self._cluster._session.check()
+        chunks = self._key_chunks(condition, chunk_rows, self._cluster._timeout if timeout is None else timeout)
+        return (shown(self._cluster, keys) for keys in chunks)
 
-    def _key_chunks(self, walk: Walk, chunk_rows: int, timeout: float) -> Iterator[Keys]:
+    def _key_chunks(self, where: bytes, chunk_rows: int, timeout: float) -> Iterator[Keys]:
+        walk = self._walk_keys(where)
         while len(keys := self._next_keys(walk, chunk_rows, timeout)):
             yield keys
 
@@ -177,7 +181,7 @@ class Queries:
         """The largest number; NaN if one of them is NaN. Raises for an empty selection."""
         return self._extreme("max", MAX, where, timeout)
 
-    def norm(self, ord: float = 2, where: Expression | None = None, *, timeout: float | None = None) -> float:
+    def norm(self, where: Expression | None = None, *, ord: float = 2, timeout: float | None = None) -> float:
         """The Euclidean norm of all numbers; with `ord` 1 or inf the sum or the maximum of their absolute values."""
         functions = {2: SQUARES, 1: ABSOLUTES, math.inf: ABSMAX}
         if isinstance(ord, bool) or not isinstance(ord, int | float) or ord not in functions:
@@ -191,10 +195,10 @@ class Queries:
 
     def histogram(
         self,
-        bins: Any = 10,
-        *,
-        range: tuple[float, float] | None = None,
         where: Expression | None = None,
+        *,
+        bins: Any = 10,
+        range: tuple[float, float] | None = None,
         timeout: float | None = None,
     ) -> Histogram:
         """How many numbers lie in each bin, as ``numpy.histogram``: a number of bins, or the edges between them.
@@ -213,7 +217,9 @@ class Queries:
             low, high = self._range(range, where, timeout, what)
             edges = np.linspace(low, high, int(bins) + 1)
         answer = self._query("histogram", HISTOGRAM, where, timeout, number=len(edges), rest=edges.tobytes())
-        return Histogram(np.frombuffer(answer, np.int64).copy(), edges)
+        return Histogram(
+            shown(self._cluster, np.frombuffer(answer, np.int64).copy()), shown(self._cluster, edges.copy())
+        )
 
     def _range(
         self, given: tuple[float, float] | None, where: Expression | None, timeout: float | None, what: str

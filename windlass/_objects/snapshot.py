@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windlass._errors import InvalidArgument, ShapeMismatch
-from windlass._objects.arrays import ArrayLike, as_input, is_torch
+from windlass._objects.arrays import ArrayLike, as_input, as_torch, is_torch
 
 if TYPE_CHECKING:
     from windlass._objects.tensor import Tensor
@@ -24,13 +24,13 @@ class Snapshot:
     Each shard is of one moment; while others push, shards may be of different moments.
     """
 
-    weights: "np.ndarray[Any, Any]"  #: of the tensor's shape and dtype
+    weights: Any  #: of the tensor's shape and dtype
     #: By torch.optim's names: "momentum_buffer" of SGD with momentum, "exp_avg" and "exp_avg_sq" of Adam, AdamW and
     #: NAdam, "exp_avg" and "exp_inf" of Adamax, "sum" of Adagrad, "square_avg" and what else it keeps of RMSProp,
     #: "square_avg" and "acc_delta" of Adadelta; "exp_avg" of Lion, "z" and "n" of FTRL; "sum" of RowAdagrad has one
     #: number per row; of a rule of your own its own names. All float32.
-    state: "dict[str, np.ndarray[Any, Any]]"
-    updates: "np.ndarray[Any, np.dtype[np.int64]]"  #: how many updates the rule has made, of each shard
+    state: dict[str, Any]
+    updates: Any  #: int64: how many updates the rule has made, of each shard
 
 
 def take(tensor: "Tensor", timeout: float) -> Snapshot:
@@ -41,6 +41,12 @@ def take(tensor: "Tensor", timeout: float) -> Snapshot:
     updates: np.ndarray[Any, np.dtype[np.int64]] = np.empty(tensor.shards, np.int64)
     tensor._core.snapshot([weights, *state.values()], updates, timeout)
     return Snapshot(weights, state, updates)
+
+
+def in_torch(taken: Snapshot) -> Snapshot:
+    """The same memory as torch tensors."""
+    state = {name: as_torch(array) for name, array in taken.state.items()}
+    return Snapshot(as_torch(taken.weights), state, as_torch(taken.updates))
 
 
 def put(

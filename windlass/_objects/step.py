@@ -121,7 +121,7 @@ class Step:
         return self._core
 
     def __enter__(self) -> "Step":
-        self._cluster._engine.check()
+        self._cluster._session.check()
         self._core = _core.Step(self._cluster._session)
         return self
 

@@ -4,15 +4,22 @@ from collections.abc import Iterable, Iterator
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from windlass import _core
 from windlass._errors import InvalidArgument, NotApplied
-from windlass._objects.arrays import ArrayLike, as_keys, as_rows, core_dtype, is_torch
+from windlass._objects.arrays import ArrayLike, as_keys, as_rows, core_dtype
 from windlass._objects.delay import check_delay, pull_ahead
 from windlass._objects.expressions import Expression
 from windlass._objects.future import Future
-from windlass._objects.outputs import check_weight, given_output, landing_for, new_output, nothing
+from windlass._objects.outputs import (
+    check_priority,
+    check_weight,
+    given_output,
+    in_torch,
+    landing_for,
+    new_output,
+    nothing,
+    shown,
+)
 from windlass._objects.query import Keys, Queries, Walk
 from windlass._objects.step import Step, given
 from windlass._release import owns_native
@@ -28,8 +35,8 @@ if TYPE_CHECKING:
 class Chunk(NamedTuple):
     """Some rows of a table."""
 
-    keys: "np.ndarray[Any, np.dtype[np.uint64]]"  #: (n,)
-    weights: "np.ndarray[Any, np.dtype[np.float32]]"  #: (n, dim)
+    keys: Any  #: (n,) of uint64; in torch int64
+    weights: Any  #: (n, dim) of float32
 
 
 @owns_native("_core")
@@ -113,7 +120,8 @@ class Table(Queries):
     ) -> Any:
         """The rows of the keys, (len(keys), dim), in their order. Missing rows are made by the initialiser.
 
-        With ``create=False`` a missing row's initial value is returned, too, but nothing is stored.
+        With ``create=False`` a missing row's initial value is returned, too, but nothing is stored. A new array is
+        torch's where keys or `dtype` are, or those of the cluster (``connect(arrays="torch")``).
         """
         source, target, result = self._arrays(keys, out, dtype)
         seconds = self._patience.pull if timeout is None else timeout
@@ -128,12 +136,18 @@ class Table(Queries):
         dtype: object = None,
         create: bool = True,
         timeout: float | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
-        """``pull()`` as a future. The rows are in `out` once it has been waited for, not before."""
+        """``pull()`` as a future. The rows are in `out` once it has been waited for, not before.
+
+        Among requests that wait to be sent to a server elsewhere, those of higher `priority`, 0 to 255, go first;
+        requests about the same shard keep their order.
+        """
+        urgency = check_priority(priority, self._what)
         source, target, result = self._arrays(keys, out, dtype)
         landing, land = landing_for(self._cluster, target)
         seconds = self._patience.pull if timeout is None else timeout
-        call = self._core.call_later(source, None, landing, None, 1.0, create, seconds)
+        call = self._core.call_later(source, None, landing, None, 1.0, create, seconds, urgency)
         return Future(call, lambda: land(result), seconds)
 
     def ahead(
@@ -154,7 +168,7 @@ class Table(Queries):
         array. A batch is requested `delay` steps early and must not change until it comes back.
         """
         steps = check_delay(delay, f"ahead: {self._what}")
-        self._cluster._engine.check()
+        self._cluster._session.check()
         return pull_ahead(self, batches, steps, dtype, create, timeout)
 
     # -- push ------------------------------------------------------------------------------------------------------
@@ -166,20 +180,24 @@ class Table(Queries):
         *,
         weight: float = 1.0,
         timeout: float | None = None,
+        priority: int = 0,
         only: NotApplied | None = None,
         **hyper: float,
     ) -> Future[None]:
         """Sends a gradient per key, (len(keys), dim); the servers apply the rule to those rows. A future.
 
         Gradients of a repeated key are combined, in order, into one update: optimizers and Sum add them, Max takes
-        the largest, Assign the last, Average the mean. `only` sends again what an earlier push of the same keys was
-        refused, an entry of its error's `not_applied`.
+        the largest, Assign the last, Average the mean. `priority` is as for ``pull_async()``. `only` sends again what
+        an earlier push of the same keys was refused, an entry of its error's `not_applied`.
         """
         check_weight(weight, "table", self.name)
+        urgency = check_priority(priority, self._what)
         keyed, source = as_keys(keys, self._what), as_rows(grads, self._what, self.dim)
         seconds = self._cluster._timeout if timeout is None else timeout
         shards = None if only is None else only._of(self.name, self._what)
-        call = self._core.call_later(keyed, source, None, self._numbers(hyper), float(weight), True, seconds, shards)
+        call = self._core.call_later(
+            keyed, source, None, self._numbers(hyper), float(weight), True, seconds, urgency, shards
+        )
         return Future(call, nothing, self._patience.push if timeout is None else timeout)
 
     push_async = push  #: push is a future already; the name its siblings have
@@ -197,7 +215,7 @@ class Table(Queries):
     ) -> Any:
         """Sends gradients and returns the rows after them, in one request."""
         check_weight(weight, "table", self.name)
-        source, target, result = self._arrays(keys, out, dtype)
+        source, target, result = self._arrays(keys, out, dtype, grads)
         grad = as_rows(grads, self._what, self.dim)
         seconds = self._patience.pull if timeout is None else timeout
         self._core.call_now(source, grad, target, self._numbers(hyper), float(weight), True, seconds)
@@ -212,15 +230,20 @@ class Table(Queries):
         dtype: object = None,
         weight: float = 1.0,
         timeout: float | None = None,
+        priority: int = 0,
         **hyper: float,
     ) -> Future[Any]:
-        """``push_pull()`` as a future."""
+        """``push_pull()`` as a future. The rows are in `out` once it has been waited for, not before.
+
+        `priority` is as for ``pull_async()``.
+        """
         check_weight(weight, "table", self.name)
-        source, target, result = self._arrays(keys, out, dtype)
+        urgency = check_priority(priority, self._what)
+        source, target, result = self._arrays(keys, out, dtype, grads)
         grad = as_rows(grads, self._what, self.dim)
         landing, land = landing_for(self._cluster, target)
         seconds = self._patience.pull if timeout is None else timeout
-        call = self._core.call_later(source, grad, landing, self._numbers(hyper), float(weight), True, seconds)
+        call = self._core.call_later(source, grad, landing, self._numbers(hyper), float(weight), True, seconds, urgency)
         return Future(call, lambda: land(result), seconds)
 
     # -- the rest --------------------------------------------------------------------------------------------------
@@ -245,7 +268,7 @@ class Table(Queries):
         if verb == "push":
             source = as_keys(keys, self._what)
         else:
-            source, target, result = self._arrays(keys, out, dtype)
+            source, target, result = self._arrays(keys, out, dtype, *grads)
         if grads:
             check_weight(weight, "table", self.name)
             grad, hypers = as_rows(grads[0], self._what, self.dim), self._numbers(hyper)
@@ -268,10 +291,10 @@ class Table(Queries):
             return self._core.erase(as_keys(keys, self._what), condition, seconds)
         if where is None:
             raise InvalidArgument(f"delete of {self._what}: which rows? Give keys, where=, or both")
-        return sum(self._core.erase(found, condition, seconds) for found in self.keys(where, timeout=timeout))
+        return sum(self._core.erase(found, condition, seconds) for found in self._key_chunks(condition, 65536, seconds))
 
     def export(
-        self, chunk_rows: int = 65536, *, where: Expression | None = None, timeout: float | None = None
+        self, where: Expression | None = None, *, chunk_rows: int = 65536, timeout: float | None = None
     ) -> Iterator[Chunk]:
         """All rows, or those for which a condition holds, in chunks of at most `chunk_rows`.
 
@@ -280,7 +303,7 @@ class Table(Queries):
         """
         self._check_chunk("export", chunk_rows)
         condition = self._condition("export", where)
-        self._cluster._engine.check()
+        self._cluster._session.check()
         return self._chunks(chunk_rows, condition, self._cluster._timeout if timeout is None else timeout)
 
     def _chunks(self, chunk_rows: int, condition: bytes, timeout: float) -> Iterator[Chunk]:
@@ -289,7 +312,7 @@ class Table(Queries):
             keys, weights = walk.next(chunk_rows, timeout)
             if len(keys) == 0:
                 return
-            yield Chunk(keys, weights)
+            yield Chunk(shown(self._cluster, keys), shown(self._cluster, weights))
 
     def _call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
         return self._core.call(name, arguments, timeout)
@@ -314,11 +337,12 @@ class Table(Queries):
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
         return self.rule._with(hyper)._sent() if hyper else self._hyper
 
-    def _arrays(self, keys: ArrayLike, out: Any, dtype: object) -> tuple[Any, Any, Any]:
+    def _arrays(self, keys: ArrayLike, out: Any, dtype: object, grads: Any = None) -> tuple[Any, Any, Any]:
         """The keys, the array the core writes, and the same memory as the caller sees it."""
         source = as_keys(keys, self._what)
         if out is not None:
             return source, given_output(out, dtype, self._what), out
         core = _core.Dtype.FLOAT32 if dtype is None else core_dtype(dtype, self._what)
         rows = source.shape[0] if source.ndim == 1 else 0
-        return source, *new_output(self._cluster, (rows, self.dim), core, is_torch(keys))
+        torch = in_torch(self._cluster, dtype, keys, grads)
+        return source, *new_output(self._cluster, (rows, self.dim), core, torch)

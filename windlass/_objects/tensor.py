@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from windlass import _core
 from windlass._errors import InvalidArgument, NotApplied
 from windlass._objects import snapshot
-from windlass._objects.arrays import Array, ArrayLike, as_input, core_dtype, is_torch
+from windlass._objects.arrays import Array, ArrayLike, as_input, core_dtype
 from windlass._objects.delay import Delayed
 from windlass._objects.future import Future
-from windlass._objects.outputs import check_weight, given_output, landing_for, new_output, nothing
+from windlass._objects.outputs import (
+    check_priority,
+    check_weight,
+    given_output,
+    in_torch,
+    landing_for,
+    new_output,
+    nothing,
+)
 from windlass._objects.query import Keys, Queries, Walk
 from windlass._objects.rows import Rows, chosen_rows
 from windlass._objects.snapshot import Snapshot
@@ -29,10 +37,10 @@ if TYPE_CHECKING:
 
 
 class Pulled(NamedTuple):
-    """What ``pull(newer_than=)`` returns."""
+    """What ``pull_newer()`` returns."""
 
     value: Any  #: the array; without out=, None if nothing has changed
-    version: Version  #: for newer_than= of the next pull
+    version: Version  #: for the next ``pull_newer()``
     changed: bool  #: whether anything was newer
 
 
@@ -162,17 +170,13 @@ class Tensor(Queries, VectorOperations):
         *,
         out: Any = None,
         dtype: object = None,
-        newer_than: Version | int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """The weights. Returns `out`, or a new numpy array (of `dtype`, by default what is kept).
+        """The weights. Returns `out`, or a new array (of `dtype`, by default what is kept).
 
-        With ``newer_than=`` (a version from an earlier pull, or 0) only shards that have changed since travel, and
-        the result is ``Pulled(value, version, changed)``. `out` must then hold what that earlier pull returned.
+        A new array is torch's where `dtype` is, or those of the cluster are (``connect(arrays="torch")``).
         """
-        if newer_than is not None:
-            return self._pull_newer(out, dtype, newer_than, timeout)
-        target, result = self._target(out, dtype, False)
+        target, result = self._target(out, dtype)
         self._core.call_now(None, target, self._rows, None, 1.0, self._patience.pull if timeout is None else timeout)
         return result
 
@@ -184,21 +188,28 @@ class Tensor(Queries, VectorOperations):
         Among requests that wait to be sent to a server elsewhere, those of higher `priority`, 0 to 255, go first;
         requests about the same shard keep their order.
         """
-        return self._later(None, False, out, dtype, None, 1.0, timeout, priority)
+        return self._later(None, None, out, dtype, None, 1.0, timeout, priority)
 
-    def _pull_newer(self, out: Any, dtype: object, newer_than: Version | int, timeout: float | None) -> Pulled:
-        if not isinstance(newer_than, Version) and not (type(newer_than) is int and newer_than == 0):
-            raise InvalidArgument(
-                f"tensor {self.name!r}: newer_than is a version from an earlier pull, or 0, not {newer_than!r}"
-            )
-        since = None
-        if isinstance(newer_than, Version):
-            if newer_than.tensor != self.name:
-                raise InvalidArgument(
-                    f"pull of tensor {self.name!r}: newer_than is a version of tensor {newer_than.tensor!r}"
-                )
-            since = newer_than.of
-        target, result = self._target(out, dtype, False)
+    def pull_newer(
+        self,
+        version: Version | None = None,
+        *,
+        out: Any = None,
+        dtype: object = None,
+        timeout: float | None = None,
+    ) -> Pulled:
+        """What has changed since an earlier ``pull_newer()``, which returned that version; without one, everything.
+
+        Only shards that have changed travel. `out` must hold what the earlier call returned.
+        """
+        what, since = f"pull_newer of {self._what}", None
+        if version is not None:
+            if not isinstance(version, Version):
+                raise InvalidArgument(f"{what}: expected a version from an earlier pull_newer, not {version!r}")
+            if version.tensor != self.name:
+                raise InvalidArgument(f"{what}: it is a version of tensor {version.tensor!r}")
+            since = version.of
+        target, result = self._target(out, dtype)
         seconds = self._patience.pull if timeout is None else timeout
         deadline = time.monotonic() + seconds
         seen, changed = self._core.pull_newer(target, self._rows, since, seconds)
@@ -229,7 +240,7 @@ class Tensor(Queries, VectorOperations):
         `only` sends again what an earlier push of the same rows was refused, an entry of its error's `not_applied`.
         """
         check_weight(weight, "tensor", self.name)
-        urgency = self._priority(priority)
+        urgency = check_priority(priority, self._what)
         source = as_input(grad, self._what, self._stored)
         seconds = self._cluster._timeout if timeout is None else timeout
         shards = None if only is None else only._of(self.name, self._what)
@@ -257,7 +268,7 @@ class Tensor(Queries, VectorOperations):
         """
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
-        target, result = self._target(out, dtype, is_torch(grad))
+        target, result = self._target(out, dtype, grad)
         seconds = self._patience.pull if timeout is None else timeout
         self._core.call_now(source, target, self._rows, self._numbers(hyper), float(weight), seconds)
         return result
@@ -279,7 +290,7 @@ class Tensor(Queries, VectorOperations):
         """
         check_weight(weight, "tensor", self.name)
         source = as_input(grad, self._what, self._stored)
-        return self._later(source, is_torch(grad), out, dtype, self._numbers(hyper), float(weight), timeout, priority)
+        return self._later(source, grad, out, dtype, self._numbers(hyper), float(weight), timeout, priority)
 
     def delayed(self, delay: int) -> Delayed:
         """For a loop that continues with weights up to `delay` of its own steps old while its push_pulls travel."""
@@ -292,7 +303,8 @@ class Tensor(Queries, VectorOperations):
 
         Waits for no other worker, whatever the policy. Each shard is of one moment; the tensor as a whole need not be.
         """
-        return snapshot.take(self, self._cluster._timeout if timeout is None else timeout)
+        taken = snapshot.take(self, self._cluster._timeout if timeout is None else timeout)
+        return snapshot.in_torch(taken) if self._cluster._torch else taken
 
     def put(
         self,
@@ -336,7 +348,7 @@ class Tensor(Queries, VectorOperations):
         else:
             given(arrays, (), f"{verb} of {self._what} in a step")
         if verb != "push":
-            target, result = self._target(out, dtype, source is not None and is_torch(arrays[0]))
+            target, result = self._target(out, dtype, *arrays)
         shards = None if only is None else only._of(self.name, self._what)
         self._core.add_to(core, source, target, self._rows, hypers, float(weight), shards)
         step._kept.append((source, target))
@@ -369,25 +381,20 @@ class Tensor(Queries, VectorOperations):
         keys: Keys = walk.next(most, timeout)
         return keys
 
-    def _priority(self, priority: int) -> int:
-        if type(priority) is not int or not 0 <= priority <= 255:
-            raise InvalidArgument(f"{self._what}: priority must be a whole number from 0 to 255, not {priority!r}")
-        return priority
-
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:
         return self.rule._with(hyper)._sent() if hyper else self._hyper
 
-    def _target(self, out: Any, dtype: object, torch: bool) -> tuple[Any, Any]:
-        """The array the core writes, and the same memory as the caller sees it."""
+    def _target(self, out: Any, dtype: object, grad: Any = None) -> tuple[Any, Any]:
+        """The array the core writes, and the same memory as the caller sees it, who gave this gradient."""
         if out is not None:
             return given_output(out, dtype, self._what, self._stored), out
         core = self._dtype if dtype is None else core_dtype(dtype, self._what)
-        return new_output(self._cluster, self._shape, core, torch)
+        return new_output(self._cluster, self._shape, core, in_torch(self._cluster, dtype, grad))
 
     def _later(
         self,
         source: Any,
-        torch: bool,
+        grad: Any,
         out: Any,
         dtype: object,
         hyper: tuple[float, ...] | None,
@@ -395,8 +402,8 @@ class Tensor(Queries, VectorOperations):
         timeout: float | None,
         priority: int,
     ) -> Future[Any]:
-        urgency = self._priority(priority)
-        target, result = self._target(out, dtype, torch)
+        urgency = check_priority(priority, self._what)
+        target, result = self._target(out, dtype, grad)
         landing, land = landing_for(self._cluster, target)
         seconds = self._patience.pull if timeout is None else timeout
         call = self._core.call_later(source, landing, self._rows, hyper, weight, seconds, urgency)

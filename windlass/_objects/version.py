@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclasses.dataclass(slots=True, repr=False, unsafe_hash=True)  # frozen ones take twice as long to make
 class Version:
-    """What a pull has seen, for ``newer_than=`` of a later one. A value: equal if the same was seen."""
+    """What a pull has seen, for a later ``pull_newer()``. A value: equal if the same was seen."""
 
     tensor: str  #: the name of the tensor
     of: bytes  #: per shard, in uint64: 0, or 1 and how many updates it has had

@@ -32,21 +32,21 @@ class LeasedSampler(Sampler[list[int]]):  # type: ignore[misc]
         split: Split = "leased",
         name: str = "data",
         ahead_seconds: float = 45.0,
-        range: int | None = None,
+        lease_size: int | None = None,
         prefetched: int = 0,
     ) -> None:
         if isinstance(prefetched, bool) or not isinstance(prefetched, int) or prefetched < 0:
             raise InvalidArgument(f"lease {name!r}: prefetched must be a whole number, not {prefetched!r}")
         self.lease: Lease = (default_cluster() if cluster is None else cluster).lease(
             data if isinstance(data, int) else len(data),
-            batch=batch_size,
+            batch_size,
             name=name,
             epochs=epochs,
             shuffle=shuffle,
             seed=seed,
             split=split,
             ahead_seconds=ahead_seconds,
-            range=range,
+            lease_size=lease_size,
         )
         self._prefetched = prefetched
         self._in_flight = 0
@@ -127,7 +127,7 @@ def leased(
     split: Split = "leased",
     name: str = "data",
     ahead_seconds: float = 45.0,
-    range: int | None = None,
+    lease_size: int | None = None,
     **loader_arguments: Any,
 ) -> LeasedLoader:
     """A loader whose samples are leased: what a worker that dies had not done is done by the others.
@@ -144,13 +144,13 @@ def leased(
         raise InvalidArgument(f"lease {name!r}: batches come in the order in which they were drawn: in_order=True")
     lease = (default_cluster() if cluster is None else cluster).lease(
         len(dataset),
-        batch=batch_size,
+        batch_size,
         name=name,
         epochs=epochs,
         shuffle=shuffle,
         seed=seed,
         split=split,
         ahead_seconds=ahead_seconds,
-        range=range,
+        lease_size=lease_size,
     )
     return LeasedLoader(dataset, lease, **loader_arguments)

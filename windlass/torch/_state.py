@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from windlass._errors import InvalidArgument
+from windlass._objects.snapshot import state_shapes, take
 from windlass._rules.optimizers import NAdam
 from windlass.torch._flat import Flat, Segment
 
@@ -16,7 +17,7 @@ WEIGHT = "weight"  #: beside the names of torch's: the float32 that servers keep
 
 def state_of(flat: Flat) -> dict[Any, dict[str, Any]]:
     """By parameter: its weight, the arrays of the rule's state under torch's names, and its count of updates."""
-    taken = flat.tensor.snapshot()
+    taken = take(flat.tensor, flat.tensor._cluster._timeout)
     found = {}
     for segment in flat:
         own = {WEIGHT: _like(taken.weights, segment)}
@@ -33,7 +34,7 @@ def state_of(flat: Flat) -> dict[Any, dict[str, Any]]:
 def load_state(flat: Flat, state: Mapping[Any, Mapping[str, Any]]) -> None:
     """Puts it on the servers. Parameters without a state begin with none; those without a weight keep theirs."""
     flat.collect()
-    names = list(flat.tensor.snapshot().state)
+    names = list(state_shapes(flat.tensor))
     weights = np.zeros(flat.n, np.float32)
     arrays = {name: np.zeros(flat.n, np.float32) for name in names}
     updates = np.zeros(flat.tensor.shards, np.int64)

@@ -195,7 +195,7 @@ Status Call::finish(int64_t deadline_ns) {
 }
 
 Status Call::wait(int64_t deadline_ns) {
-  if (session_->engine().forked()) return session_->engine().usable();
+  if (session_->engine().forked()) return session_->usable();
   if (!done() && would_deadlock()) {
     return Status(Code::kWouldDeadlock, what() +
                                             ": under BSP it is applied when every worker has closed the iteration, " +

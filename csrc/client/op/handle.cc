@@ -55,7 +55,7 @@ bool Handle::is_open(const std::vector<uint32_t>& shards, uint64_t clock) const 
 
 Status Handle::ask_shards(const What& what, wire::Op op, const std::vector<uint32_t>& shards, uint64_t value,
                           const std::string& body, int64_t deadline_ns, std::vector<Answer>* answers) {
-  WL_RETURN_IF_ERROR(session_->engine().usable());
+  WL_RETURN_IF_ERROR(session_->usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const Ref<Question> call(new Question(session_, progress_, {object_, owners_}, what, op, shards, value, body));
   WL_RETURN_IF_ERROR(call->ask(deadline_ns));

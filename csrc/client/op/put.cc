@@ -107,7 +107,7 @@ Status TensorClient::check_finite(const What& what, const PlaneArrays& from) con
 
 Status TensorClient::put(const PlaneArrays& from, int64_t deadline_ns) {
   const What what{"put", "tensor", name_};
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   WL_RETURN_IF_ERROR(check_finite(what, from));
   return for_some(*this, [&](const std::vector<uint32_t>& shards) {
@@ -119,7 +119,7 @@ Status TensorClient::put(const PlaneArrays& from, int64_t deadline_ns) {
 
 Status TensorClient::snapshot(const PlaneArrays& to, int64_t deadline_ns) {
   const What what{"snapshot", "tensor", name_};
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const auto give = [&](size_t plane, const std::byte* from, const Plane& at) {
     if (to.planes[plane] != nullptr && at.bytes != 0) std::memcpy(to.planes[plane] + at.at, from, at.bytes);

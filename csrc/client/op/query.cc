@@ -88,7 +88,7 @@ const char* verb_of(const std::string& query) {
 
 Status ask(const Asked& asked, const std::string& bytes, int64_t deadline_ns, std::string* answer) {
   Handle& handle = *asked.handle;
-  WL_RETURN_IF_ERROR(handle.session().engine().usable());
+  WL_RETURN_IF_ERROR(handle.session().usable());
   WL_RETURN_IF_ERROR(handle.take_unseen());
   Query query;
   const Status parsed =
@@ -144,7 +144,7 @@ Status scan_shard(const Asked& asked, ScanCursor* cursor, size_t most, const std
 
 Status scan(const Asked& asked, ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
             std::vector<uint64_t>* keys, std::vector<float>* weights) {
-  WL_RETURN_IF_ERROR(asked.handle->session().engine().usable());
+  WL_RETURN_IF_ERROR(asked.handle->session().usable());
   WL_RETURN_IF_ERROR(asked.handle->take_unseen());
   Scan wanted;
   const std::string body = Scan::encode(1, weights == nullptr, where);

@@ -283,7 +283,7 @@ bool StepClient::stage(Array* array) {
 // Makes a call whose arrays are the step's own or registered, so that it can be sent at any time.
 template <class Client, class Request, class Copy>
 Status StepClient::add_call(Client& client, Request r, Copy copy_items) {
-  WL_RETURN_IF_ERROR(session_->engine().usable());
+  WL_RETURN_IF_ERROR(session_->usable());
   WL_RETURN_IF_ERROR(client.take_unseen());
   Status status = client.check(r, client.what(r));
   Item& item = items_.emplace_back();

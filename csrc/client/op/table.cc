@@ -38,6 +38,7 @@ TableCall::TableCall(std::shared_ptr<TableClient> client, const What& what, cons
       client_(std::move(client)),
       groups_(r.keys),
       create_(r.create),
+      priority_(r.priority),
       where_(r.where) {
   shards_.reserve(std::min<size_t>(groups_.total(), limits::kTableShards));
   for (uint32_t s = 0; s < limits::kTableShards; ++s) {
@@ -100,6 +101,7 @@ Status TableCall::landed(uint32_t part, Outcome* outcome) {
 
 Status TableCall::add_to_plan(Arena::Segments* known, RemoteRoute::Plan* plan) {
   plan->dtype_in = wire_in();
+  plan->priority = priority_;
   plan->flags = static_cast<uint16_t>((closes_ ? wire::kCloses : 0) | (create_ ? wire::kCreates : 0));
   const uint64_t row_bytes = erases() ? sizeof(uint64_t) : client_->spec().dim * sizeof(float);
   plan->bytes = groups_.total() * row_bytes;
@@ -285,7 +287,7 @@ void TableCall::gather_repeats(uint32_t part, float* to) {
 Status TableClient::open(std::shared_ptr<Session> session, const std::string& name, const TableSpec& spec,
                          std::shared_ptr<TableClient>* out, int64_t deadline_ns, std::string rule_text) {
   Engine& engine = session->engine();
-  WL_RETURN_IF_ERROR(engine.usable());
+  WL_RETURN_IF_ERROR(session->usable());
   ObjectSpec full;
   full.name = name;
   full.is_table = true;
@@ -342,7 +344,7 @@ What TableClient::what(const TableRequest& r) const {
 }
 
 Status TableClient::make(const TableRequest& r, Ref<TableCall>* out) {
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   const What w = what(r);
   WL_RETURN_IF_ERROR(check(r, w));

@@ -23,6 +23,7 @@ struct TableRequest {
   std::string where;   // of a delete: only rows for which this Program holds
   Hyper hyper;
   double weight = 1;  // of the push in a mean over workers
+  uint8_t priority = 0;  // to servers elsewhere: higher ones go first
   bool closes = false;
   const std::vector<uint32_t>* only = nullptr;  // leave out all other shards; ascending
 };
@@ -74,6 +75,7 @@ class TableCall final : public ArrayCall {
   const std::shared_ptr<TableClient> client_;
   const Groups groups_;  // copies of the keys, made first
   const bool create_;
+  const uint8_t priority_;
   const std::string where_;       // of a delete
   std::vector<uint32_t> shards_;  // of each part
   std::atomic<uint64_t> erased_{0};

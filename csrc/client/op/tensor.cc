@@ -340,7 +340,7 @@ void TensorCall::scatter(uint32_t part, const std::byte* from, bool same_places)
 Status TensorClient::open(std::shared_ptr<Session> session, const std::string& name, const TensorSpec& spec,
                           std::shared_ptr<TensorClient>* out, int64_t deadline_ns, std::string rule_text) {
   Engine& engine = session->engine();
-  WL_RETURN_IF_ERROR(engine.usable());
+  WL_RETURN_IF_ERROR(session->usable());
   ObjectSpec full;
   full.name = name;
   full.tensor = spec;
@@ -416,7 +416,7 @@ What TensorClient::what(const TensorRequest& r) const {
 }
 
 Status TensorClient::make(const TensorRequest& r, Ref<TensorCall>* out) {
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   WL_RETURN_IF_ERROR(check(r, what(r)));
   return prepare(r, out);

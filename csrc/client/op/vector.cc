@@ -154,7 +154,7 @@ Status TensorClient::check_other(VectorOp op, const TensorClient& other) const {
 
 Status TensorClient::vector(VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns, uint64_t* dot) {
   const What what{name_of(op), "tensor", name_};
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   if (other != nullptr) {
     WL_RETURN_IF_ERROR(check_other(op, *other));

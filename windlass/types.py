@@ -1,0 +1,34 @@
+"""Types of what calls return: users write them in annotations at most, and make none of their own."""
+
+from windlass._client.buffer_ring import Slots
+from windlass._client.local_steps import Elastic, Local
+from windlass._data.lease import Lease
+from windlass._objects.delay import Delayed
+from windlass._objects.expressions import Expression
+from windlass._objects.future import Future, Seen
+from windlass._objects.query import Histogram, TopK
+from windlass._objects.snapshot import Snapshot
+from windlass._objects.step import Step
+from windlass._objects.table import Chunk
+from windlass._objects.tensor import Pulled
+from windlass._objects.version import Version
+from windlass._rules.functions import Part
+
+__all__ = [
+    "Chunk",
+    "Delayed",
+    "Elastic",
+    "Expression",
+    "Future",
+    "Histogram",
+    "Lease",
+    "Local",
+    "Part",
+    "Pulled",
+    "Seen",
+    "Slots",
+    "Snapshot",
+    "Step",
+    "TopK",
+    "Version",
+]
