@@ -392,6 +392,9 @@ class Tensor:
     def snapshot(self, arrays: list, updates: object, timeout: float) -> None:
         """Weights, state arrays and counts of updates, written into these."""
 
+    def counts(self, timeout: float) -> list[int]:
+        """How many updates the rule has made, of each shard."""
+
     def put(self, arrays: list, updates: object | None, timeout: float) -> None:
         """The same the other way; None is left out."""
 

@@ -311,6 +311,20 @@ void bind_tensor(nb::module_& m) {
           nb::arg("arrays"), nb::arg("updates"), nb::arg("timeout"),
           "Weights, state arrays and counts of updates, written into these.")
       .def(
+          "counts",
+          [](TensorClient& t, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            std::vector<int64_t> counts;
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = t.counts(deadline, &counts);
+            }
+            raise_if_error(std::move(status));
+            return counts;
+          },
+          nb::arg("timeout"), "How many updates the rule has made, of each shard.")
+      .def(
           "put",
           [](TensorClient& t, nb::list arrays, nb::handle updates, double timeout) {
             with_planes<In>(t, arrays, updates, timeout, &TensorClient::put);

@@ -243,6 +243,9 @@ static_assert(sizeof(PutItem) == 16);
 // kInvalidArgument when it is malformed. arrays: how many the tensor has.
 Status decode(const std::byte* items, uint32_t bytes, size_t arrays, PutItem* item);
 
+// The value of a snapshot that asks for the rule's count of updates alone: its answer has no numbers.
+constexpr uint64_t kCountAlone = 1;
+
 // The argument of a vector operation. Its block has no numbers: those of the other tensor are on the server.
 struct VectorItem {
   uint8_t operation = 0;  // VectorOp

@@ -218,6 +218,17 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         finally:
             self._accumulates = before
 
+    @property
+    def global_step(self) -> int:
+        """How many updates the servers have made of the parameters: the same count for all workers.
+
+        An update is an iteration under BSP, and any worker's step otherwise. Asking is one small request. For a
+        learning rate that must not follow a worker's own steps, such as with leased data.
+        """
+        tensors = [flat.tensor for flat in self._flats]
+        seconds = self._cluster._timeout
+        return max(count for tensor in tensors for count in tensor._core.counts(seconds))
+
     def finish(self) -> None:
         """Waits for what is under way; the parameters are then those after the last step. For `delay` and `overlap`."""
         self._exchange.finish()

@@ -144,4 +144,22 @@ Status TensorClient::snapshot(const PlaneArrays& to, int64_t deadline_ns) {
   });
 }
 
+Status TensorClient::counts(int64_t deadline_ns, std::vector<int64_t>* out) {
+  const What what{"count of updates", "tensor", name_};
+  WL_RETURN_IF_ERROR(session().usable());
+  WL_RETURN_IF_ERROR(take_unseen());
+  std::vector<uint32_t> shards(cut_.shards);
+  std::iota(shards.begin(), shards.end(), 0);
+  std::vector<Answer> answers;
+  WL_RETURN_IF_ERROR(ask_shards(what, wire::Op::kSnapshot, shards, wire::kCountAlone, "", deadline_ns, &answers));
+  for (const Answer& answer : answers) {
+    uint64_t count = 0;
+    if (answer.body.size() != sizeof count || !answer.numbers.empty())
+      return Status(Code::kProtocolError, what.text() + ": a shard's answer is none");
+    std::memcpy(&count, answer.body.data(), sizeof count);
+    out->push_back(static_cast<int64_t>(count));
+  }
+  return {};
+}
+
 }  // namespace windlass

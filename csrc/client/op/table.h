@@ -22,7 +22,7 @@ struct TableRequest {
   bool erase = false;  // deletes the keys instead
   std::string where;   // of a delete: only rows for which this Program holds
   Hyper hyper;
-  double weight = 1;  // of the push in a mean over workers
+  double weight = 1;     // of the push in a mean over workers
   uint8_t priority = 0;  // to servers elsewhere: higher ones go first
   bool closes = false;
   const std::vector<uint32_t>* only = nullptr;  // leave out all other shards; ascending

@@ -141,6 +141,8 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
               std::vector<uint64_t>* keys);
   // Reads weights and state, each shard at its turn: atomic for a shard, not for the tensor. Waits at no gate.
   Status snapshot(const PlaneArrays& to, int64_t deadline_ns);
+  // How many updates the rule has made of each shard, which is all that travels.
+  Status counts(int64_t deadline_ns, std::vector<int64_t>* out);
   // A vector operation with another tensor of this session that is like this one, or with itself; nullptr if the
   // operation takes none (client/op/vector.cc). `a` and *dot are the bits of a float64, or of an int64 for an int64
   // tensor.

@@ -106,6 +106,7 @@ Status ServedObject::fingerprint(const Batch&, const Entry& e, Outcome* out) {
 
 Status ServedObject::snapshot(const Batch&, const Entry& e, Outcome* out) {
   for (const Tensor::Piece& piece : tensor_of(e.shard).pieces_of(e.shard)) {
+    if (e.value == wire::kCountAlone) break;
     if (piece.bytes != 0) std::memcpy(e.out + out->numbers_bytes, piece.data, piece.bytes);
     out->numbers_bytes += piece.bytes;
   }
