@@ -65,8 +65,9 @@ CHANGES: dict[str, Callable[[wl.Cluster, wl.Tensor, wl.Tensor, wl.Table], object
     "push_pull of table 't', in a step": lambda c, w, d, t: in_a_step(c, "push_pull", t, KEYS, ROWS),
     "tick": lambda c, w, d, t: c.tick(),
     "barrier": lambda c, w, d, t: c.barrier(),
-    "lease 'data'": lambda c, w, d, t: c.lease(10, batch=2),
-    "lease 'data', split for good": lambda c, w, d, t: c.lease(10, batch=2, split="static"),
+    "all_reduce": lambda c, w, d, t: c.all_reduce(1.0),
+    "lease 'data'": lambda c, w, d, t: c.lease(10, 2),
+    "lease 'data', split for good": lambda c, w, d, t: c.lease(10, 2, split="static"),
 }
 
 
@@ -89,7 +90,7 @@ def check_reads(worker: wl.Cluster, reader: wl.Cluster) -> None:
     np.testing.assert_array_equal(v[[3, 1]].pull(), w.pull()[[3, 1]])
     np.testing.assert_array_equal(v.pull_async().wait(), w.pull())
     np.testing.assert_array_equal(v.snapshot().weights, w.snapshot().weights)
-    assert v.pull(newer_than=0).changed
+    assert v.pull_newer(0).changed
     assert (v.dot(e), v.sum(), v.fingerprint()) == (w.dot(d), w.sum(), w.fingerprint())
     np.testing.assert_array_equal(u.pull([1, 77, 78]), [[1] * 3, [0] * 3, [0] * 3])
     np.testing.assert_array_equal(u.pull_async([79]).wait(), [[0] * 3])

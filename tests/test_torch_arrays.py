@@ -61,6 +61,7 @@ def results(cluster: wl.Cluster) -> dict[str, Callable[[], Any]]:
         "slots": lambda: cluster.slots(3).next(),
         "lease": lambda: list(cluster.lease(10, 4)),
         "local": local,
+        "all_reduce": lambda: cluster.all_reduce([1.0, 2.0]),
     }
 
 
@@ -94,7 +95,7 @@ def test_the_numbers_are_the_same(connect: Connect) -> None:
         assert torch.equal(w.push_pull(torch.ones(SHAPE)), torch.ones(SHAPE))
         assert w.pull(dtype="bfloat16").dtype == torch.bfloat16
         assert w.pull(dtype=np.float16).dtype == torch.float16
-        t.push(KEYS, np.arange(6).reshape(3, 2)).wait()
+        t.push(KEYS, np.arange(6.0).reshape(3, 2)).wait()
         (chunk,) = t.export()
         assert (chunk.keys.dtype, chunk.weights.dtype) == (torch.int64, torch.float32)
         back = t.pull(chunk.keys)  # keys are bit patterns: as int64 they are the same keys
@@ -148,7 +149,7 @@ def test_local_steps_change_torch_tensors_in_place(cluster: wl.Cluster) -> None:
         assert b.tolist() == [2, 2]
         centre = avg.centre()
     assert torch.equal(centre[0], w.detach())
-    with pytest.raises(wl.ShapeMismatch, match=r"local 'other': expected float32 or float64, saw bfloat16"):
+    with pytest.raises(wl.ShapeMismatch, match=r"'other': expected float32 or float64, saw bfloat16"):
         cluster.local(torch.zeros(3, dtype=torch.bfloat16), every=1, outer=wl.Average(), name="other")
 
 

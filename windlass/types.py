@@ -1,5 +1,6 @@
 """Types of what calls return: users write them in annotations at most, and make none of their own."""
 
+from windlass._client.all_reduce import Reduction
 from windlass._client.buffer_ring import Slots
 from windlass._client.local_steps import Elastic, Local
 from windlass._data.lease import Lease
@@ -25,6 +26,7 @@ __all__ = [
     "Local",
     "Part",
     "Pulled",
+    "Reduction",
     "Seen",
     "Slots",
     "Snapshot",

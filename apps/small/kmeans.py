@@ -1,11 +1,9 @@
-"""k-means (Lloyd's algorithm): each worker assigns its samples, and the servers add up what all have found.
+"""k-means (Lloyd's algorithm): each worker assigns its samples, and what all have found is added up.
 
     python apps/small/kmeans.py
     windlass run --servers 2 --workers 2 apps/small/kmeans.py
 
-An iteration needs, for each centre, the sum of its samples and their number, over all workers. Both are one tensor
-under BSP with the rule Average: a push_pull sends a worker's part and returns the mean of all parts. A centre is a sum
-divided by a number, and the mean of both over workers has the same ratio.
+An iteration needs, for each centre, the sum of its samples and their number, over all workers: an all-reduce.
 """
 
 import argparse
@@ -38,18 +36,17 @@ def cluster_samples(
     """
     mine = x[cluster.rank :: cluster.world_size]
     k, features = centres.shape
-    found = cluster.tensor("found", (k, features + 2), rule=wl.Average(), sync=wl.BSP())
     inertia = np.inf
     for _ in range(iterations):
         chosen, distances = nearest(mine, centres)
-        part = np.zeros((k, features + 2), np.float32)  # sums of samples, their number, and of their distances
+        part = np.zeros((k, features + 2))  # sums of samples, their number, and of their distances
         np.add.at(part, chosen, np.column_stack([mine, np.ones(len(mine)), distances]))
-        mean = found.push_pull(part)
-        before, inertia = inertia, len(x) * float(mean[:, -1].sum() / mean[:, -2].sum())
+        total = cluster.all_reduce(part)
+        before, inertia = inertia, float(total[:, -1].sum())
         if inertia == before:
             break  # all workers have the same bits, so all stop here
-        counts = mean[:, -2:-1]
-        centres = np.where(counts > 0, mean[:, :-2] / np.maximum(counts, np.finfo(np.float32).tiny), centres)
+        counts = total[:, -2:-1]
+        centres = np.where(counts > 0, total[:, :-2] / np.maximum(counts, 1), centres).astype(np.float32)
     return centres, inertia
 
 

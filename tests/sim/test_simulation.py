@@ -34,6 +34,7 @@ def check_load(counts: collections.Counter[str], seeds: int) -> None:
     least |= {
         "barriers": 100,
         "barriers passed": 30,
+        "all-reduces": 30,
         "arrivals repeated": 20,
         "arrivals asked for again": 2,
         "workers that pass barriers": 2,
@@ -118,6 +119,7 @@ def test_a_ledger_that_forgets_the_dead_or_counts_twice_is_noticed(broken: str, 
         ("replacement", "being waited for"),
         ("departure", "all have arrived at barrier"),
         ("repeats", "is passed without"),
+        ("sums", "the result of barrier"),
     ],
 )
 def test_a_barrier_that_miscounts_is_noticed(broken: str, complaint: str):

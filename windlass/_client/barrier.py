@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from windlass._errors import Closed, Timeout
 from windlass.control.barrier import Barrier
+from windlass.control.messages import Numbers, Reduced
 
 _WORLD_MAX = 1 << 20
 
@@ -67,20 +68,23 @@ class NearBarrier:
         self._barriers, self._world, self._rank, self._who = barriers, world, rank, who
         self._number = world.barrier.number
 
-    def arrive(self, deadline: float, check: Callable[[], None]) -> None:
-        """Waits until all have arrived."""
+    def arrive(self, deadline: float, check: Callable[[], None], numbers: Numbers | None) -> Reduced | None:
+        """Waits until all have arrived. The result of what they gave, where that made one."""
         barrier, changed = self._world.barrier, self._barriers.changed
+        what = "barrier" if numbers is None else "all_reduce"
         with changed:
             self._check_place()
-            barrier.arrive(self._who, self._number)
+            barrier.arrive(self._who, self._number, numbers)
             changed.notify_all()
             while self._number == barrier.number:
                 check()
                 self._check_place()
                 if (left := deadline - time.monotonic()) <= 0:
-                    raise Timeout(f"barrier {self._number}: {barrier.complaint()}")
+                    raise Timeout(f"{what} {self._number}: {barrier.complaint()}")
                 changed.wait(min(left, 1.0))
+            reduced = barrier.reduced(self._number, numbers)
             self._number += 1
+            return reduced
 
     def _check_place(self) -> None:
         if self._world.workers.get(self._rank) != self._who:

@@ -13,15 +13,16 @@ import numpy as np
 
 from windlass import _core
 from windlass._client import open_clusters
+from windlass._client.all_reduce import Reduction, error_in, numbers_of, value_of
 from windlass._client.barrier import NearBarrier
 from windlass._client.buffer_ring import Slots
 from windlass._client.near import Near
 from windlass._client.reports import Reports
 from windlass._data.lease import Lease, Split, make_lease
-from windlass._errors import AccessDenied, InvalidArgument, WindlassError
+from windlass._errors import AccessDenied, InvalidArgument, Timeout, WindlassError
 from windlass._net.address import Address
 from windlass._net.dial import Dialer
-from windlass._objects.arrays import as_numpy, as_torch, core_dtype, dims_of, is_whole
+from windlass._objects.arrays import ArrayLike, as_numpy, as_torch, core_dtype, dims_of, is_whole
 from windlass._objects.named import ObjectInfo, find, listed, open_table, open_tensor
 from windlass._objects.outputs import in_torch
 from windlass._objects.step import Step
@@ -33,6 +34,8 @@ from windlass._rules.init import Init, Zeros
 from windlass._rules.rule import Assign, Rule
 from windlass._rules.sync import ASP, BSP, Sync, parse_sync
 from windlass._rules.user_rules import UserRule
+from windlass.control.all_reduce import combined
+from windlass.control.messages import Numbers, Reduced, ReduceOp
 
 if TYPE_CHECKING:
     from windlass._client.local_steps import Arrays, Elastic, Local
@@ -81,6 +84,7 @@ class Cluster:
         self._near = Near() if near is None else near
         self._near_barrier: NearBarrier | None = None
         self._at_barrier = threading.Lock()
+        self._unmet: list[Numbers | None] = []  # what it gave at the barrier where it stands, after a timeout
         self._further = False  # made by worker(), not by connect()
         open_clusters.note(self)
 
@@ -458,26 +462,73 @@ class Cluster:
         The worker has arrived all the same: a second call waits at the same barrier, or returns at once if the others
         have passed it.
         """
+        self._meet("barrier", None, timeout)
+
+    def all_reduce(self, x: ArrayLike, op: ReduceOp = "sum", *, timeout: float | None = None) -> Any:
+        """The sum, mean, maximum or minimum of what every worker of the view gives, the same bits for all. ::
+
+            right, total = cluster.all_reduce([right, len(y)])  # of this worker; of all from here on
+
+        x: a number, or a small array of numpy's or torch's: at most 1 MiB of float32, float64 or int64. All workers
+            give the same dtype and shape for the same `op`, or all get an error that names two that differ. For more
+            numbers use ``push_pull()`` of a tensor under BSP with the rule Sum or Average.
+
+        The result is in the form of `x`. A sum of int64 wraps around, and the mean of int64 is float64.
+
+        It is a barrier that carries numbers, without ``settle()``: whose turn it is, who is waited for and what Timeout
+        means is as for ``barrier()``. A worker that leaves or is lost before all have arrived is not in the result;
+        ``all_reduce_counted()`` says of how many workers it is. After Timeout, call it again with the same numbers.
+        """
+        return self.all_reduce_counted(x, op, timeout=timeout).value
+
+    def all_reduce_counted(self, x: ArrayLike, op: ReduceOp = "sum", *, timeout: float | None = None) -> Reduction:
+        """``all_reduce()``, and of how many workers the result is: fewer where some have left or were lost."""
+        numbers = numbers_of(x, op)
+        reduced = self._meet("all_reduce", numbers, timeout)
+        if reduced is None:  # nobody else is there
+            reduced = combined([numbers])
+        return Reduction(value_of(reduced, x, self._torch), reduced.workers)
+
+    def _meet(self, what: str, numbers: Numbers | None, timeout: float | None) -> Reduced | None:
+        """Stands at the next barrier until all do, and gives these numbers there. None: there was nothing to give."""
         timeout = self._timeout if timeout is None else timeout
         if not timeout >= 0:
-            raise InvalidArgument(f"barrier: timeout must be at least 0 seconds, not {timeout}")
+            raise InvalidArgument(f"{what}: timeout must be at least 0 seconds, not {timeout}")
         self._session.check()
-        self._no_reader("barrier", "is not waited for, and waits for nobody")
+        self._no_reader(what, "is not waited for, and waits for nobody")
         if self._attendance is None and self._near_barrier is None and self.world_size > 1:
             where = "with servers=[...] there is no scheduler that could count" if self._remote else "nobody counts"
-            raise InvalidArgument(f"barrier: {where} {self.world_size} workers")
+            raise InvalidArgument(f"{what}: {where} {self.world_size} workers")
         if not self._at_barrier.acquire(blocking=False):
-            raise InvalidArgument("barrier: another thread of this worker is at it")
+            raise InvalidArgument(f"{what}: another thread of this worker is at it")
         try:
+            if self._unmet and self._unmet[0] != numbers:
+                raise InvalidArgument(
+                    f"{what}: the last barrier or all_reduce of this worker has not ended, and what it gave there may "
+                    "count; call that again with the same numbers"
+                )
             deadline = time.monotonic() + timeout
-            self._session.settle(timeout)
-            if self._attendance is not None:
-                self._attendance.arrive(deadline)
-            elif self._near_barrier is not None:
-                # The wait holds no native object: the process may end meanwhile, and with it the thread, just as it is.
-                self._near_barrier.arrive(deadline, lambda: self._session.check())
+            if numbers is None:
+                self._session.settle(timeout)
+            self._unmet = [numbers]
+            reduced = None
+            try:
+                if self._attendance is not None:
+                    reduced = self._attendance.arrive(deadline, numbers)
+                elif self._near_barrier is not None:
+                    # The wait holds no native object: the process may end meanwhile, and with it the thread, as it is.
+                    reduced = self._near_barrier.arrive(deadline, lambda: self._session.check(), numbers)
+            except Timeout:  # the worker stands there all the same, as it does after Ctrl-C
+                raise
+            except WindlassError:
+                self._unmet = []
+                raise
+            self._unmet = []
         finally:
             self._at_barrier.release()
+        if reduced is not None and reduced.error:
+            raise error_in(reduced, what)
+        return reduced
 
     def report(self, **values: Any) -> None:
         """Numbers to be seen, such as ``report(loss=0.3)``: the newest under each name.

@@ -198,16 +198,19 @@ class Attendance:
 
     # -- barriers ----------------------------------------------------------------------------------------------------
 
-    def arrive(self, deadline: float) -> None:
-        """Stands at the next barrier until all do."""
-        number, what = self._barrier, f"barrier {self._barrier} of app {self.at.app!r}"
+    def arrive(self, deadline: float, numbers: m.Numbers | None) -> m.Reduced | None:
+        """Stands at the next barrier until all do, and gives these numbers there. The result, where they made one."""
+        number = self._barrier
+        what = f"{'barrier' if numbers is None else 'all_reduce'} {number} of app {self.at.app!r}"
+        ask = self.member.ask
         try:
-            self.member.ask(lambda n: m.Arrive(n, number), what, deadline - time.monotonic())
+            answer = ask(lambda n: m.Arrive(n, number, True, numbers), what, deadline - time.monotonic())
         except Timeout:
             if self.member.away:
                 raise
-            self.member.ask(lambda n: m.Arrive(n, number, False), what, _LAST_WORD_SECONDS)  # names who is missing
+            answer = ask(lambda n: m.Arrive(n, number, False, numbers), what, _LAST_WORD_SECONDS)  # names the missing
         self._barrier = number + 1
+        return answer.reduced
 
     def close(self, *, failed: bool = False, timeout: float = math.inf) -> None:
         """Leaves. timeout: what the scheduler has to take note of it."""

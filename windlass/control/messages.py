@@ -25,6 +25,8 @@ TABLES_MAX = 1 << 16  # likewise
 STALENESS_MAX = 15  # and above it: the last bucket of a histogram
 RANGES_MAX = 1 << 20  # of an epoch
 EPOCHS_MAX = 1 << 20
+REDUCE_BYTES_MAX = 1 << 20  # of an array that a worker gives to an all-reduce
+DIMS_MAX = 64  # that it has
 HELD_MAX = 4096  # ranges that one worker holds of one ledger
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -35,6 +37,8 @@ Seconds = Annotated[float, Meta(ge=0, le=1e12)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 ValueName = Annotated[str, Meta(min_length=1, max_length=VALUE_NAME_CHARS_MAX)]
 OnWorkerLoss = Literal["continue", "wait"]
+ReduceOp = Literal["sum", "mean", "max", "min"]
+ReduceDtype = Literal["float32", "float64", "int64"]
 Run = tuple[U32, U32, U32]  # first shard, server, term
 Ranges = tuple[U32, U32, U32]  # epoch, first range, how many
 Used = tuple[U32, U32, U64]  # epoch, range, how many of its samples
@@ -182,11 +186,21 @@ class Lease(Question, frozen=True):
     whole: bool = False  #: `done` is all that it still knows
 
 
+class Numbers(Message, frozen=True):
+    """What a worker gives to an all-reduce."""
+
+    op: ReduceOp
+    dtype: ReduceDtype
+    shape: Annotated[list[U32], Meta(max_length=DIMS_MAX)]
+    data: Annotated[bytes, Meta(max_length=REDUCE_BYTES_MAX)]  #: little-endian, in C order
+
+
 class Arrive(Question, frozen=True):
     """A worker stands at a barrier; answered when all do. May be asked again."""
 
     barrier: Annotated[int, Meta(ge=1, lt=2**48)]
     waits: bool = True  #: False: answered at once, with Timeout and who is missing where not all have arrived
+    numbers: Numbers | None = None  #: what it gives to the all-reduce that the barrier is, if it is one
 
 
 # -- what the scheduler says -----------------------------------------------------------------------------------------
@@ -323,6 +337,16 @@ class Leased(Message, frozen=True):
     duplicates: U64 = 0  #: samples that this worker used and that another's work was counted for
 
 
+class Reduced(Message, frozen=True):
+    """The result of an all-reduce; its shape is that of what each worker gave."""
+
+    workers: U32 = 0  #: that gave something
+    dtype: ReduceDtype = "float32"
+    data: bytes = b""  #: little-endian, in C order
+    error: str = ""  #: the name of a class in windlass._errors, where nothing could be made of what they gave
+    why: str = ""
+
+
 class Recall(Message, frozen=True):
     """What the worker holds of a ledger has become less: it asks what is left."""
 
@@ -337,6 +361,7 @@ class Answer(Message, frozen=True):
     why: str = ""
     placed: list[Placed] = []
     leased: Leased | None = None
+    reduced: Reduced | None = None
 
 
 FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop | Lease | Arrive

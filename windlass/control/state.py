@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from windlass.control import all_reduce
 from windlass.control import messages as m
 from windlass.control.barrier import NAMED_MAX, Barrier, named
 from windlass.control.consistency import Total, added, totals
@@ -635,7 +636,10 @@ class State:
     def _arrive(self, asker: int, question: m.Arrive) -> None:
         app = self.apps[self.members[asker].join.app]
         before = min(app.barrier.number, question.barrier)
-        app.barrier.arrive(asker, question.barrier)
+        what = f"{'barrier' if question.numbers is None else 'all_reduce'} {question.barrier} of app {app.name!r}"
+        if question.numbers is not None and question.barrier >= app.barrier.number:
+            self._check_numbers(app, question.numbers, what)
+        app.barrier.arrive(asker, question.barrier, question.numbers)
         app.at_barrier[asker] = question
         if app.barrier.number > before:
             self._answer_passed(app)
@@ -643,14 +647,30 @@ class State:
             return
         del app.at_barrier[asker]
         who = app.barrier.complaint() if app.started else f"it has not started; missing: {', '.join(self.missing())}"
-        why = f"barrier {question.barrier} of app {app.name!r}: {who}"
-        self._tell([asker], m.Answer(question.number, "Timeout", why))
+        self._tell([asker], m.Answer(question.number, "Timeout", f"{what}: {who}"))
+
+    def _check_numbers(self, app: App, numbers: m.Numbers, what: str) -> None:
+        """Raises for an array that is none, or for which there is no room."""
+        if wrong := all_reduce.complaint(numbers):
+            raise Wrong("InvalidArgument", f"{what}: {wrong}")
+        workers = len(app.workers) + len(app.waited) if app.started else app.world_size
+        size, most = len(numbers.data), all_reduce.ROUND_BYTES_MAX
+        if size * workers > most:
+            raise Wrong(
+                "InvalidArgument",
+                f"{what}: {size} bytes from each of {workers} workers, at most {most} together; for more use a tensor "
+                "under BSP with the rule Sum",
+            )
+        held, most = sum(other.barrier.held_bytes for other in self.apps.values()), all_reduce.HELD_BYTES_MAX
+        if held + size > most:
+            raise Wrong("ResourceExhausted", f"{what}: all apps together hold {held} bytes here, of at most {most}")
 
     def _answer_passed(self, app: App) -> None:
         for asker, question in list(app.at_barrier.items()):
             if question.barrier < app.barrier.number:
                 del app.at_barrier[asker]
-                self._tell([asker], m.Answer(question.number))
+                reduced = app.barrier.reduced(question.barrier, question.numbers)
+                self._tell([asker], m.Answer(question.number, reduced=reduced))
 
     # -- objects -----------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,21 @@
 """Barriers in the simulation: workers that arrive, die, stand still and are not heard.
 
 Each worker notes where it stands before it says so. What is checked is the promise: when a barrier is passed, every
-worker of the view stood at it and nobody was waited for; and once faults stop, everybody gets through.
+worker of the view stood at it and nobody was waited for; and once faults stop, everybody gets through. Every second
+barrier is an all-reduce: its result is the sum over the workers of the view when it was passed, and all get that.
 """
 
 import random
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from windlass.control import messages as m
+from windlass.control.all_reduce import Given
 from windlass.control.barrier import Barrier
 from windlass.control.model import App
+from windlass.control.state import WORLD_MAX
 
 if TYPE_CHECKING:
     from windlass.testing.simulation import Worker, World
@@ -33,17 +38,50 @@ class Stubborn(Barrier):
 
     def follow(self, workers: Mapping[int, int], waited: Collection[int] = ()) -> None:
         self._workers, self._waited = dict(workers), set(waited)
-        self._arrived &= set(workers.values())
+        self._arrived = {who: given for who, given in self._arrived.items() if who in workers.values()}
 
 
 class Deaf(Barrier):
     """Takes a repeated arrival for one at the current barrier."""
 
-    def arrive(self, who: int, number: int) -> None:
-        super().arrive(who, self.number)
+    def arrive(self, who: int, number: int, given: Given = None) -> None:
+        super().arrive(who, self.number, given)
 
 
-BARRIERS = {"replacement": Hasty, "departure": Stubborn, "repeats": Deaf}  # by what is broken
+class Haunted(Barrier):
+    """Adds up what workers gave that are gone, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gone: dict[int, Given] = {}
+
+    def follow(self, workers: Mapping[int, int], waited: Collection[int] = ()) -> None:
+        self._gone |= {who: given for who, given in self._arrived.items() if who not in workers.values()}
+        super().follow(workers, waited)
+
+    def _by_rank(self) -> dict[int, Given]:
+        gone = {WORLD_MAX + i: given for i, given in enumerate(self._gone.values())}
+        self._gone.clear()
+        return super()._by_rank() | gone
+
+
+#: By what is broken.
+BARRIERS = {"replacement": Hasty, "departure": Stubborn, "repeats": Deaf, "sums": Haunted}
+
+
+def given_by(incarnation: int, number: int) -> Given:
+    """What a worker gives at a barrier."""
+    if number % 2:
+        return None
+    return m.Numbers("sum", "int64", [2], np.array([1, incarnation % (1 << 40)], "<i8").tobytes())
+
+
+def sum_of(workers: Collection[int], number: int) -> m.Reduced | None:
+    """What these workers are to get there."""
+    if number % 2:
+        return None
+    total = np.array([len(workers), sum(who % (1 << 40) for who in workers)], "<i8")
+    return m.Reduced(len(workers), "int64", total.tobytes())
 
 
 class Arriving:
@@ -77,7 +115,8 @@ class Arriving:
     def _send(self) -> None:
         if self.worker.reachable():
             self._asked_over = self.worker.connections
-            self.worker.tell(m.Arrive(FIRST_QUESTION + self.number, self.number))
+            numbers = given_by(self.incarnation, self.number)
+            self.worker.tell(m.Arrive(FIRST_QUESTION + self.number, self.number, numbers=numbers))
 
     def _retry(self) -> None:
         """What has no answer is asked again over a connection that was re-made; what has one, now and then, too."""
@@ -88,7 +127,8 @@ class Arriving:
             self._send()
         elif not self._waits and self.passed and self._random.random() < 0.5:
             self.world.counts["arrivals repeated"] += 1
-            self.worker.tell(m.Arrive(FIRST_QUESTION, self.number - 1))
+            numbers = given_by(self.incarnation, self.number - 1)
+            self.worker.tell(m.Arrive(FIRST_QUESTION, self.number - 1, numbers=numbers))
         self.world.after(RETRY_SECONDS, self._retry)
 
     def heard(self, answer: m.Answer) -> None:
@@ -96,6 +136,9 @@ class Arriving:
         if answer.error:
             self.world.violated(f"{self.worker.name} arrived at a barrier: {answer.error} {answer.why}")
         if self._waits and answer.number == FIRST_QUESTION + self.number:
+            if answer.reduced not in self.world.reduced[self.number]:
+                self.world.violated(f"{self.worker.name} got {answer.reduced} at {self.number}, which nobody made")
+            self.world.counts["all-reduces"] += answer.reduced is not None
             self._waits = False
             self.number += 1
             self.passed += 1
@@ -112,6 +155,10 @@ def check_passing(world: "World", app: App, before: int) -> None:
     late = [rank for rank, who in app.workers.items() if world.stands.get(who, 0) < app.barrier.number - 1]
     if late or app.waited:
         world.violated(f"barrier {before} is passed without ranks {late}, {sorted(app.waited)} being waited for")
+    reduced, expected = app.barrier.reduced(before), sum_of(app.workers.values(), before)
+    if reduced != expected:
+        world.violated(f"the result of barrier {before} is {reduced}, expected {expected}")
+    world.reduced[before].append(reduced)
     world.counts["barriers passed"] += 1
 
 

@@ -69,6 +69,7 @@ class World:
         self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
         self.leases = seed % 3 == 0
         self.leasing: list[Leasing] = []  # by all processes of workers
+        self.reduced: dict[int, list[m.Reduced | None]] = collections.defaultdict(list)  # by the barrier's number
         self.stands: dict[int, int] = {}  # workers by incarnation, and the last barrier each has arrived at
         self.history = hashlib.sha256()
         self.counts: collections.Counter[str] = collections.Counter()
