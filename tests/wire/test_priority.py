@@ -101,12 +101,14 @@ def test_a_tables_request_of_high_priority_overtakes_its_large_ones(
         large = [cluster.table(f"large{i}", dim, rule=wl.Sum()) for i in range(4)]
         small = cluster.table("small", dim, rule=wl.Sum())
         keys, few = np.arange(rows), np.arange(128)
-        grad, out = cluster.empty((rows, dim)), cluster.empty((len(few), dim))
-        grad[...] = 1
-        small.push(few, grad[: len(few)]).wait()  # the lane is there
+        grads, out = [cluster.empty((rows, dim)) for _ in large], cluster.empty((len(few), dim))
+        for grad in grads:
+            grad[...] = 1
+        small.push(few, np.ones((len(few), dim))).wait()  # the lane is there
         proxy.pause()
-        futures = {f"large{i}": t.push(keys, grad) for i, t in enumerate(large)}
-        futures["small"] = small.push_pull_async(few, grad[: len(few)], out=out, priority=priority)
+        futures = {f"large{i}": t.push(keys, g) for i, (t, g) in enumerate(zip(large, grads, strict=True))}
+        ones = np.ones((len(few), dim), np.float32)
+        futures["small"] = small.push_pull_async(few, ones, out=out, priority=priority)
         proxy.resume()
         ended = order_of_ends(futures)
         assert sorted(ended) == sorted(futures)
