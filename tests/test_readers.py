@@ -90,7 +90,7 @@ def check_reads(worker: wl.Cluster, reader: wl.Cluster) -> None:
     np.testing.assert_array_equal(v[[3, 1]].pull(), w.pull()[[3, 1]])
     np.testing.assert_array_equal(v.pull_async().wait(), w.pull())
     np.testing.assert_array_equal(v.snapshot().weights, w.snapshot().weights)
-    assert v.pull_newer(0).changed
+    assert v.pull_newer().changed
     assert (v.dot(e), v.sum(), v.fingerprint()) == (w.dot(d), w.sum(), w.fingerprint())
     np.testing.assert_array_equal(u.pull([1, 77, 78]), [[1] * 3, [0] * 3, [0] * 3])
     np.testing.assert_array_equal(u.pull_async([79]).wait(), [[0] * 3])
