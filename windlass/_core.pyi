@@ -24,8 +24,10 @@ def isa() -> str:
 def isa_complaint() -> str:
     """What is wrong with WINDLASS_ISA, or nothing."""
 
-def crc32c(data: bytes) -> int:
-    """The checksum that frames carry."""
+def crc32c(data: object, so_far: int = 0) -> int:
+    """
+    The checksum that frames and files carry, of a contiguous buffer; so_far: that of the bytes before it.
+    """
 
 def cores() -> int:
     """Cores this process may run on."""

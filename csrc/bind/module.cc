@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "base/crc32c.h"
+#include "base/limits.h"
 #include "bind/bind.h"
 #include "rule/kernels.h"
 
@@ -36,6 +37,22 @@ void translate(const std::exception_ptr& p, void*) {
   }
 }
 
+// The checksum of any contiguous buffer. Other threads run meanwhile unless it is short.
+uint32_t checksum(nb::handle data, uint32_t so_far) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const auto bytes = static_cast<size_t>(view.len);
+  uint32_t sum = 0;
+  if (bytes <= windlass::limits::kGilBytesMax) {
+    sum = windlass::crc32c(view.buf, bytes, so_far);
+  } else {
+    nb::gil_scoped_release release;
+    sum = windlass::crc32c(view.buf, bytes, so_far);
+  }
+  PyBuffer_Release(&view);
+  return sum;
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -50,9 +67,8 @@ NB_MODULE(_core, m) {
       "For the child of a fork: what the parent's other threads held is nobody's there.");
   m.def("isa", [] { return windlass::kernels().isa; }, "The instruction set the kernels use.");
   m.def("isa_complaint", &windlass::isa_complaint, "What is wrong with WINDLASS_ISA, or nothing.");
-  m.def(
-      "crc32c", [](const nb::bytes& data) { return windlass::crc32c(data.c_str(), data.size()); }, nb::arg("data"),
-      "The checksum that frames carry.");
+  m.def("crc32c", &checksum, nb::arg("data"), nb::arg("so_far") = 0,
+        "The checksum that frames and files carry, of a contiguous buffer; so_far: that of the bytes before it.");
   m.def("cores", &windlass::os::cores, "Cores this process may run on.");
   windlass::bind::bind_user_code(m);
   windlass::bind::bind_engine(m);
