@@ -17,6 +17,8 @@ WindlassError
 ├── StaleMap                            a shard that is on another server than this client thinks
 ├── Cancelled                           a request that was taken back
 ├── WouldDeadlock                       waiting for what only the caller itself can bring about
+├── CorruptCheckpoint (ValueError)      a file of a checkpoint that is damaged, cut off, or of another version
+├── StorageFailed (OSError)             a folder of checkpoints that cannot be read or written
 ├── FunctionFailed                      a rule or function of the user's raised on a server, or took too long
 └── InternalError                       a bug in Windlass
 
@@ -147,6 +149,14 @@ class WouldDeadlock(WindlassError):
 
 class FunctionFailed(WindlassError):
     """A rule or function of the user's raised on a server, or took too long there. The traceback is in its log."""
+
+
+class CorruptCheckpoint(WindlassError, ValueError):
+    """A file of a checkpoint that is damaged, cut off, or of another version; nothing of it was used."""
+
+
+class StorageFailed(WindlassError, OSError):
+    """A folder of checkpoints that cannot be read or written: a full disk, no permission, nobody there."""
 
 
 class InternalError(WindlassError):
