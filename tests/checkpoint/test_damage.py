@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from forge import write
 from made import Made, content, equal, make
 
 import windlass as wl
@@ -67,7 +68,7 @@ def test_every_length_that_a_file_is_cut_to_is_noticed(older: Made, made: Made):
     for file in files_of(made):
         data = file.read_bytes()
         for length in range(len(data)):
-            file.write_bytes(data[:length])
+            write(file, data[:length])
             assert check(older, made, file), f"{file.name} cut to {length} of {len(data)}"
         file.write_bytes(data + b"x")
         assert check(older, made, file), f"{file.name} with a byte more"

@@ -4,9 +4,11 @@ The manifest carries its own checksum and those of the indexes, and an index tho
 the manifest can check everything else.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from windlass import _core
@@ -239,7 +241,7 @@ def decode_manifest(data: Any, where: str) -> Manifest:
     _check_range(where, manifest.clock, CLOCK_MAX, "clock")
     names = set()
     for one in manifest.objects:
-        what = f"{where}: {one.name!r}"
+        what = f"{where}: {one.name[:80]!r}"
         if one.name in names:
             raise CorruptCheckpoint(f"{what} is in it twice")
         names.add(one.name)
@@ -277,8 +279,12 @@ def decode_index(data: Any, where: str) -> Index:
             )
         _check_range(f"{where}: {block.name}", block.bytes, BLOCK_FILE_BYTES_MAX, "bytes")
         _check_range(f"{where}: {block.name}", block.crc32c, _U32_MAX, "checksum")
+    room = sum(block.bytes for block in index.blocks)
     for shard in index.shards:
-        check_shard(shard, len(index.blocks), f"{where}: shard {shard.shard} of {shard.object!r}")
+        check_shard(shard, len(index.blocks), f"{where}: shard {shard.shard} of {shard.object[:80]!r}")
+        room -= sum(math.prod(array.shape) * np.dtype(DTYPES[array.dtype]).itemsize for array in shard.arrays)
+        if room < 0:
+            raise CorruptCheckpoint(f"{where}: shard {shard.shard} of {shard.object!r} has more numbers than blocks do")
     return index
 
 

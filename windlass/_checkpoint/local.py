@@ -87,8 +87,8 @@ class LocalStore:
         for name in names:
             with _failing(where := self._at(path, name), "cannot be removed"), contextlib.suppress(FileNotFoundError):
                 os.unlink(where)
-        with contextlib.suppress(FileNotFoundError):
-            _sync_folder(self._at(path))
+        with _failing(where := self._at(path), "cannot be written"), contextlib.suppress(FileNotFoundError):
+            _sync_folder(where)
 
     def remove_folder(self, path: str) -> None:
         with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ assembled. What was added belongs to the writer until then, and is not copied.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +40,7 @@ from windlass._checkpoint.layout import (
 from windlass._checkpoint.names import MANIFEST, Place, block_name, index_name
 from windlass._checkpoint.reader import Checkpoint
 from windlass._checkpoint.store import Pace
-from windlass._errors import CorruptCheckpoint, InvalidArgument
+from windlass._errors import CorruptCheckpoint, InvalidArgument, StorageFailed
 
 _ALIGNMENT = 64  # of the numbers in a file
 _BLOCKS_AT_ONCE = 2  # being written, beside the one that is assembled
@@ -239,6 +240,11 @@ def write_manifest(folder: Folder, manifest: Manifest) -> FileRef:
     data = encode_manifest(manifest)
     place = Place(manifest.app, manifest.clock, manifest.id)
     Checkpoint(folder, folder.entry(place), manifest)
-    file = folder.store.write(place.path, MANIFEST, [data])
-    folder.store.settle(place.path)
+    try:
+        file = folder.store.write(place.path, MANIFEST, [data])
+        folder.store.settle(place.path)
+    except BaseException:
+        with contextlib.suppress(StorageFailed):  # a manifest that may be gone tomorrow would hide the one before
+            folder.store.remove(place.path, [MANIFEST])
+        raise
     return file
