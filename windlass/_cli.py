@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from windlass._checkpoint import commands as checkpoint_commands
 from windlass.launch import commands
 
 app = typer.Typer(
@@ -18,6 +19,10 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, help="Our figures beside limits and peers taken in the same run.")
 app.add_typer(bench, name="bench")
+checkpoint = typer.Typer(
+    no_args_is_help=True, help="Checkpoints in a folder: which there are, and what to do with them."
+)
+app.add_typer(checkpoint, name="checkpoint")
 
 Json = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Also write the figures to this file.", dir_okay=False)
@@ -42,6 +47,7 @@ def version() -> None:
 
 
 commands.add_to(app)
+checkpoint_commands.add_to(checkpoint)
 
 
 @bench.callback()

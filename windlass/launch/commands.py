@@ -65,7 +65,7 @@ def _settings(given: dict[str, Any]) -> Settings:
     return load({name: value for name, value in given.items() if name in SETTINGS}, given["config"])
 
 
-def _plainly(function: Callable[..., None]) -> Callable[..., None]:
+def plainly(function: Callable[..., None]) -> Callable[..., None]:
     """Our errors are the user's to read, without a traceback."""
 
     @functools.wraps(function)
@@ -356,7 +356,7 @@ def move(
 
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass`."""
-    app.command(context_settings=PassThrough)(_plainly(run))
+    app.command(context_settings=PassThrough)(plainly(run))
     for command in (server, scheduler, status, top, metrics, doctor, move):
-        app.command()(_plainly(command))
-    app.command(context_settings=PassThrough)(_plainly(worker))
+        app.command()(plainly(command))
+    app.command(context_settings=PassThrough)(plainly(worker))
