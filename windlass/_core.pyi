@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -268,6 +268,12 @@ class Session:
 
     def enter(self, timeout: float) -> None:
         """Begins at a clock that fits the others', where they have begun."""
+
+    @property
+    def begun(self) -> int:
+        """
+        How much of the present iteration of BSP objects was pushed or closed: 0 none, 1 some, 2 all.
+        """
 
     @property
     def has_open_pushes(self) -> bool:
@@ -543,6 +549,9 @@ class Host:
     def know_object(self, map_and_spec: bytes) -> None:
         """The scheduler's word on an object: clients may attach it from now on."""
 
+    def hold(self, map_and_spec: bytes, index: int) -> None:
+        """Makes an object that no client has attached yet."""
+
     def forget_object(self, object: int) -> None:
         """Likewise: it could not be made everywhere, and is no more."""
 
@@ -562,9 +571,9 @@ class Host:
     def whereabouts(self, object: int, shard: int) -> tuple[int, int]:
         """The server that has a shard, as this one knows, and its term."""
 
-    def set_view(self, app: str, number: int, workers: Sequence[tuple[int, int, bool]], waited: Sequence[int]) -> None:
+    def set_view(self, app: str, number: int, workers: Sequence[tuple[int, int, bool]], waited: Sequence[int], clock: int = 0) -> None:
         """
-        Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept.
+        Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept; the clock at which the app starts.
         """
 
     def sync_stats(self) -> list[tuple[str, int, list[int], int, float, dict[int, float], int]]:
@@ -679,6 +688,71 @@ class Heartbeat:
         """
 
     def stop(self) -> None: ...
+
+class Shelf:
+    """The objects of a server, as checkpoints see them."""
+
+    @overload
+    def __init__(self, host: Host) -> None: ...
+
+    @overload
+    def __init__(self, engine: Engine) -> None: ...
+
+    def set_bytes_max(self, bytes: int) -> None:
+        """Limits what writers set aside; beyond it they wait."""
+
+    @property
+    def aside_bytes(self) -> int:
+        """What writers have set aside and nobody has taken yet."""
+
+    def objects(self) -> list[tuple[int, str]]:
+        """Numbers and names, app/name."""
+
+    def describe(self, object: int) -> tuple[str, bytes, bool, list[int], str, int, int, int, int, float]:
+        """
+        app/name, spec, whether it is a table, shape (of a table: of a row), dtype, shards; of its rule: state arrays, numbers per row, numbers per shard, what they start as.
+        """
+
+    def piece(self, object: int, shard: int, piece: int, at: int, from_: object) -> None:
+        """Writes bytes of one of a tensor's arrays."""
+
+    def rows(self, object: int, shard: int, rows: int, from_: object) -> None:
+        """
+        Writes rows of a table: keys, updates, touched, numbers per row, weights, state arrays.
+        """
+
+    def counts(self, object: int, shard: int, version: int, count: int, made: int) -> int:
+        """The rest of a shard; returns its fingerprint."""
+
+def spec_facts(spec: bytes) -> tuple[str, bool, list[int], str, int, str, str]:
+    """
+    app/name, whether it is a table, shape (of a table: of a row), dtype, shards, all in words, its policy in words.
+    """
+
+def fingerprint_of_name(name: str) -> int:
+    """
+    What an object without numbers has as its fingerprint: those of its shards are added to it.
+    """
+
+def same_rule(a: bytes, b: bytes) -> bool:
+    """Whether two specs have the same rule."""
+
+class Capture:
+    """The shards of an object that are here, as they were at a cut."""
+
+    def __init__(self, shelf: Shelf, object: int, clock: int) -> None: ...
+
+    def arm(self) -> None:
+        """From now on nothing of the cut can be lost."""
+
+    def next(self, bytes_most: int) -> tuple | None:
+        """
+        What is captured next: ("piece", shard, array, byte, bytes), ("rows", shard, rows, bytes), then per shard ("shard", shard, version, count, made, rows, fingerprint, [(rank, incarnation, sequence, clock)]); ("wait",) while the rest has not reached the cut; None at the end.
+        """
+
+    @property
+    def shards(self) -> int:
+        """How many are here."""
 
 class Admission(enum.Enum):
     """What becomes of a push."""

@@ -159,6 +159,10 @@ class StorageFailed(WindlassError, OSError):
     """A folder of checkpoints that cannot be read or written: a full disk, no permission, nobody there."""
 
 
+class CheckpointFailed(WindlassError):
+    """A checkpoint that was begun and given up; the one before stays, and training goes on."""
+
+
 class InternalError(WindlassError):
     """A bug in Windlass; please report it."""
 

@@ -15,7 +15,7 @@ from windlass._errors import InvalidArgument
 from windlass._net.token import check_token, own_token, read_token
 from windlass._rules.sync import ASP, parse_sync
 
-Kind = Literal["text", "count", "bytes", "seconds", "flag", "path", "sync"]
+Kind = Literal["text", "count", "bytes", "seconds", "flag", "path", "sync", "every"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,20 @@ SETTINGS: dict[str, Setting] = {
         "text", "", "Modules, with commas between them, whose rules and functions servers may run; torch.optim is one."
     ),
     "function_seconds": Setting("seconds", 10.0, "What a call of a user's rule or function may take.", least=0.001),
+    "checkpoint_dir": Setting("text", None, "Where checkpoints are kept: a folder, or any URL that fsspec knows."),
+    "checkpoint_every": Setting(
+        "every", None, "How often to take one: seconds, such as 600s, or iterations, such as 1000. Default: when asked."
+    ),
+    "checkpoint_keep": Setting("count", 3, "How many of them to keep, beside those with a tag.", least=1),
+    "checkpoint_rate": Setting(
+        "bytes", None, "What a server may write of a checkpoint in a second. Default: all that the disk takes.", least=1
+    ),
+    "checkpoint_bytes_max": Setting(
+        "bytes",
+        256 << 20,
+        "What a server sets aside for a checkpoint because it is about to change; pushes then wait.",
+        least=1 << 20,
+    ),
     "log_dir": Setting("path", None, "A folder for one log file per process."),
     "progress": Setting(
         "text",
@@ -106,6 +120,7 @@ OTHER_VARIABLES = {
     "WINDLASS_BREAK",
     "WINDLASS_STOP",
     "WINDLASS_CACHE",
+    "WINDLASS_RESUME",  # "newest", or which checkpoint of app WINDLASS_APP the scheduler begins with
 }
 _SUFFIXES = {
     "": 1,
@@ -229,6 +244,8 @@ def _checked(where: str, setting: Setting, value: Any) -> Any:
                 read = float(value) if not isinstance(value, bool) else _wrong()
             case "path":
                 return pathlib.Path(value)
+            case "every":
+                return str(value) if every(value) else _wrong()
             case _:
                 read = value if isinstance(value, str) else _wrong()
     except (TypeError, ValueError, OverflowError):
@@ -246,12 +263,23 @@ _EXPECTED = {
     "bytes": "a number of bytes, such as 1000000, 8G or 8Gi",
     "seconds": "a number of seconds",
     "path": "a path",
+    "every": "seconds, such as 600s, or iterations, such as 1000,",
     "text": "a text",
 }
 
 
 def _wrong() -> Any:
     raise ValueError
+
+
+def every(value: object) -> tuple[float | None, int | None]:
+    """Seconds or iterations, of which one is None. Raises ValueError."""
+    text = str(value).strip().lower()
+    seconds = float(text[:-1]) if text.endswith("s") else None
+    iterations = int(text) if seconds is None else None
+    if not (seconds or iterations or 0) > 0 or seconds == float("inf"):
+        raise ValueError
+    return seconds, iterations
 
 
 def _flag(value: Any) -> bool:

@@ -19,12 +19,13 @@ enum class Break {
   kGate,       // pulls wait for one iteration less than they should
   kAnswers,    // answers are made when gates open, and take whatever memory they need
   kReaders,    // servers let readers change what they ask to change
+  kCapture,    // a checkpoint takes tensors as they are when it comes to them, not as they were at its cut
 };
 
 // Whether a mechanism is broken. Called only where the mechanism is about to act; a comparison when none is.
 inline bool broken(Break which) {
   static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths", "terms",  "nonfinite",
-                                       "fence",    "move",      "gate",   "answers", "readers"};
+                                       "fence",    "move",      "gate",   "answers", "readers", "capture"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");
     return "," + std::string(text != nullptr ? text : "") + ",";

@@ -106,6 +106,9 @@ inline constexpr size_t kSendBytes = size_t{1} << 20;      // sent in place by o
 inline constexpr size_t kTogetherBytes = 8 << 10;          // queued small requests leave together, up to this
 inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are gathered up to this
 
+// Checkpoints.
+inline constexpr uint64_t kCaptureBytesMax = uint64_t{256} << 20;  // set aside for one by writers, of a server
+
 // Shards that move.
 inline constexpr size_t kShardChunkBytes = size_t{256} << 10;    // rows are copied about this much at a time
 inline constexpr size_t kShardChunkBytesMax = size_t{16} << 20;  // larger chunks are refused

@@ -218,6 +218,7 @@ void bind_table(nb::module_& m);
 void bind_host(nb::module_& m);
 void bind_links(nb::module_& m);
 void bind_control(nb::module_& m);
+void bind_checkpoint(nb::module_& m);
 void bind_session(nb::module_& m);
 
 }  // namespace windlass::bind

@@ -278,6 +278,9 @@ void bind_engine(nb::module_& m) {
             raise_if_error(std::move(status));
           },
           nb::arg("timeout"), "Begins at a clock that fits the others', where they have begun.")
+      .def_prop_ro(
+          "begun", [](Session& session) { return static_cast<int>(session.begun()); },
+          "How much of the present iteration of BSP objects was pushed or closed: 0 none, 1 some, 2 all.")
       .def_prop_ro("has_open_pushes", &Session::has_open_pushes,
                    "Whether pushes wait for an iteration it has not closed.")
       .def(

@@ -135,6 +135,18 @@ void bind_host(nb::module_& m) {
             host.know_object(spec, map);
           },
           nb::arg("map_and_spec"), "The scheduler's word on an object: clients may attach it from now on.")
+      .def(
+          "hold",
+          [](Host& host, const nb::bytes& map_and_spec, uint32_t index) {
+            const auto [map, spec] = read_object(map_and_spec);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = host.hold(spec, map, index);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("map_and_spec"), nb::arg("index"), "Makes an object that no client has attached yet.")
       .def("forget_object", &Host::forget_object, nb::arg("object"), nb::call_guard<nb::gil_scoped_release>(),
            "Likewise: it could not be made everywhere, and is no more.")
       .def(
@@ -172,14 +184,18 @@ void bind_host(nb::module_& m) {
       .def(
           "set_view",
           [](Host& host, const std::string& app, uint64_t number,
-             const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers, const std::vector<uint32_t>& waited) {
+             const std::vector<std::tuple<uint32_t, uint64_t, bool>>& workers, const std::vector<uint32_t>& waited,
+             uint64_t clock) {
             std::vector<Workers::Member> members;
-            for (const auto& [rank, incarnation, starts] : workers) members.push_back({rank, incarnation, starts});
+            for (const auto& [rank, incarnation, starts] : workers)
+              members.push_back({rank, incarnation, starts, clock});
             nb::gil_scoped_release release;
             host.set_view(app, number, members, waited);
           },
-          nb::arg("app"), nb::arg("number"), nb::arg("workers"), nb::arg("waited"),
-          "Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept.")
+          nb::arg("app"), nb::arg("number"), nb::arg("workers"), nb::arg("waited"), nb::arg("clock") = 0,
+          "Who trains together: (rank, incarnation, whether it starts with the app); ranks whose place is kept; the "
+          "clock "
+          "at which the app starts.")
       .def(
           "sync_stats",
           [](Host& host) {

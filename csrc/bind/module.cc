@@ -77,5 +77,6 @@ NB_MODULE(_core, m) {
   windlass::bind::bind_host(m);
   windlass::bind::bind_links(m);
   windlass::bind::bind_control(m);
+  windlass::bind::bind_checkpoint(m);
   windlass::bind::bind_session(m);
 }

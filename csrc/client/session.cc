@@ -343,6 +343,19 @@ Status Session::usable() const {
   return {};
 }
 
+Session::Begun Session::begun() {
+  std::scoped_lock lock(mutex_, clock_mutex_);
+  bool any = false, all = true;
+  for (const auto& [name, p] : progress_) {
+    if (!p->sync.rounds()) continue;
+    const bool ahead = std::all_of(p->closed.begin(), p->closed.end(), [&](uint64_t c) { return c > clock(); });
+    any = any || p->weight != 0 ||
+          std::any_of(p->closed.begin(), p->closed.end(), [&](uint64_t c) { return c > clock(); });
+    all = all && ahead;
+  }
+  return !any ? Begun::kNone : all ? Begun::kAll : Begun::kSome;
+}
+
 Status Session::leave(int64_t deadline_ns) {
   if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
   if (engine_->links() == nullptr) {

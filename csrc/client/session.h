@@ -132,6 +132,9 @@ class Session : public std::enable_shared_from_this<Session> {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   Status usable() const;
   bool await_closes(int64_t deadline_ns);             // on their way to servers elsewhere
+  // How much of the present iteration of BSP objects this worker has pushed or closed already.
+  enum class Begun : uint8_t { kNone, kSome, kAll };
+  Begun begun();
   bool has_open_pushes();                             // that wait for this worker to close their iteration
   uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock

@@ -114,7 +114,7 @@ void encode(const Record& record, wire::Writer* w) {
   w->put(record.clock);
   w->put(record.seen);
   w->put(static_cast<uint32_t>(kept));
-  w->put(uint32_t{0});
+  w->put(record.rank);
   for (size_t i = 0; i < kept; ++i) {
     const Record::Kept& k = (*record.kept)[i];
     const std::string message = k.status.message().substr(0, limits::kMessageBytesMax);
@@ -133,7 +133,7 @@ Status decode(wire::Reader* r, Record* out) {
   record.clock = r->get<uint64_t>();
   record.seen = r->get<uint64_t>();
   const auto kept = r->get<uint32_t>();
-  r->get<uint32_t>();
+  record.rank = r->get<uint32_t>();
   if (kept > limits::kKeptAnswersMax) return wrong("kept answers at most", limits::kKeptAnswersMax, kept);
   for (uint32_t i = 0; i < kept && r->ok(); ++i) {
     const auto sequence = r->get<uint64_t>(), value = r->get<uint64_t>();

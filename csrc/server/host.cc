@@ -434,6 +434,15 @@ Status Host::attach(const ObjectSpec& spec, const Map& asked, bool makes) {
   return make(spec, map, index, &made);
 }
 
+Status Host::hold(const ObjectSpec& spec, const Map& map, uint32_t index) {
+  if (find(map.object) != nullptr) return {};
+  uint32_t shards = 0;
+  WL_RETURN_IF_ERROR(spec.shards(&shards));
+  WL_RETURN_IF_ERROR(map.check(shards, limits::kServersMax));
+  std::shared_ptr<ServedObject> made;
+  return make(spec, map, index, &made);
+}
+
 void Host::set_quota(const std::string& app, uint64_t table_bytes_max) {
   std::lock_guard lock(shares_mutex_);
   auto& share = shares_[app];

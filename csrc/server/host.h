@@ -87,6 +87,9 @@ class Host {
   void know_object(const ObjectSpec& spec, const Map& map);
   void forget_object(uint32_t object);
 
+  // The scheduler's order to hold an object, before any client attaches it. index: of this server in the cluster.
+  Status hold(const ObjectSpec& spec, const Map& map, uint32_t index);
+
   // Limits the memory of an app's tables here. Call before any of them is made; only the first call counts.
   void set_quota(const std::string& app, uint64_t table_bytes_max);
   std::map<std::string, uint64_t> quotas_used();  // by app

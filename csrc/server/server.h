@@ -17,6 +17,7 @@
 #include "base/status.h"
 #include "exec/crew.h"
 #include "server/object/served_object.h"
+#include "server/object/shard_capture.h"
 #include "server/object/user_code.h"
 #include "sync/workers.h"
 
@@ -55,6 +56,7 @@ class Server {
   // Visits every shard here of an app's gated objects, with its turn.
   void each_gate(const std::shared_ptr<Workers>& workers, const std::function<void(ServedObject&, Shard&)>& visit);
   StagingQuota& staging() { return staging_; }
+  CaptureMemory& captures() { return captures_; }
 
   // For clients inside the process, where there is one app and every shard is here.
   Status open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out, bool makes = true);
@@ -81,6 +83,7 @@ class Server {
   Budget budget_;
   TablePools pools_;  // before the objects, which return their memory to it
   StagingQuota staging_;
+  CaptureMemory captures_{limits::kCaptureBytesMax};
   const std::shared_ptr<Workers> workers_ = std::make_shared<Workers>("embedded");
 
   std::mutex making_;  // one object is made at a time

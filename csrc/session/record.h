@@ -33,6 +33,7 @@ struct Record {
   uint64_t clock = 0;
   uint64_t seen = 0;         // the shard's version when the session last looked at it
   uint64_t incarnation = 0;  // whose record it is: numbers of ended sessions are reused
+  uint32_t rank = ~0u;       // of its worker when it last pushed or closed here; ~0: it never did
   std::unique_ptr<std::vector<Kept>> kept;
 
   Admission admit(uint64_t pushed) const {

@@ -17,6 +17,8 @@ struct Staged {
   virtual ~Staged() = default;
 };
 
+class ShardCapture;
+
 // What every request looks at comes first, on one cache line.
 struct alignas(64) Shard {
   Turn turn;  // everything below belongs to its holder
@@ -25,8 +27,9 @@ struct alignas(64) Shard {
   uint64_t count = 0;    // how many updates the rule has made: what Adam calls its step
   Parked parked;         // requests that came too early
   Records records;
-  std::unique_ptr<Gate> gate;      // none where nobody ever waits
-  std::unique_ptr<Staged> staged;  // pushes that wait for their update
+  std::unique_ptr<Gate> gate;       // none where nobody ever waits
+  std::unique_ptr<Staged> staged;   // pushes that wait for their update
+  ShardCapture* capture = nullptr;  // while a checkpoint takes it (server/object/capture.h)
 };
 
 }  // namespace windlass

@@ -39,6 +39,7 @@ bool Workers::set_view(uint64_t number, const std::vector<Member>& workers, cons
     Known& w = workers_[m.rank];
     w.in_view = true;
     w.starts = m.starts;
+    if (m.starts) w.entered_at = std::max(w.entered_at, m.clock);
     w.incarnation = w.viewed = m.incarnation;
   }
   for (const uint32_t rank : waited) workers_[rank].replaced = true;

@@ -45,7 +45,8 @@ class Workers {
   struct Member {
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    bool starts = false;  // at clock 0; others enter
+    bool starts = false;  // with the app; others enter
+    uint64_t clock = 0;   // at which it starts: 0, or where a checkpoint was cut
   };
   bool set_view(uint64_t number, const std::vector<Member>& workers, const std::vector<uint32_t>& waited);
   // Without a scheduler: assumes world_size workers, from this clock on. A larger world replaces a smaller one, and any

@@ -91,7 +91,11 @@ Status Table::put_rows(TableShard& s, uint32_t shard, const std::byte* rows, siz
                                         std::to_string(shard_of_hash(hash)));
     }
     uint32_t row = s.index.find(place_of(hash));
-    if (row == Index::kAbsent) row = new_row(s, hash);
+    if (row == Index::kAbsent) {
+      row = new_row(s, hash);
+    } else {
+      keep(s, hash, row);
+    }
     if (row == Index::kAbsent) return out_of_memory();
     from += sizeof key;
     const auto get = [&from](void* to, size_t bytes) {
@@ -103,6 +107,41 @@ Status Table::put_rows(TableShard& s, uint32_t shard, const std::byte* rows, siz
     if (layout_.vectors != 0) get(state(s, row), layout_.vectors * spec_.dim * sizeof(float));
   }
   return {};
+}
+
+void Table::capture_row(TableShard& s, uint64_t hash, uint32_t row) const {
+  s.capture->mark(row);
+  if (head(s, row)->count != 0) copy_row(s, unmix(hash), row, s.capture->add(copy_bytes()));
+}
+
+void Table::capture(uint32_t shard, size_t most) {
+  TableShard& s = shards_[shard];
+  std::vector<Index::Entry> found;
+  const bool more = s.index.scan(s.capture->from, most, &found);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (i + 8 < found.size()) __builtin_prefetch(weights(s, found[i + 8].row));
+    keep(s, found[i].hash >> 8 | uint64_t{shard} << 56, found[i].row);
+  }
+  if (!found.empty()) s.capture->from = found.back().hash + 1;
+  s.capture->scanned = !more;
+}
+
+uint64_t Table::fingerprint_of_rows(const std::byte* rows, size_t n) const {
+  const uint64_t salt = mix_text(name_);
+  std::vector<float> numbers(copy_bytes() / sizeof(float));
+  uint64_t sum = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const std::byte* from = rows + i * copy_bytes();
+    uint64_t key = 0;
+    RowHead head;
+    std::memcpy(&key, from, sizeof key);
+    std::memcpy(&head, from + sizeof key, sizeof head);
+    from += sizeof key + sizeof head;
+    std::memcpy(numbers.data(), from, copy_bytes() - sizeof key - sizeof head);
+    const float* const weights = numbers.data() + layout_.row_scalars;
+    sum += fingerprint_of_row(salt, key, head, numbers.data(), weights, weights + spec_.dim);
+  }
+  return sum;
 }
 
 void Table::clear(uint32_t shard) {

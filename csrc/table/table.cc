@@ -289,6 +289,7 @@ Status Table::apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size
   s.index.find_all(keyed, n, rows.data());
   WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
   if (s.changes != nullptr) s.changes->add(keyed, n);
+  for (size_t i = 0; s.capture != nullptr && i < n; ++i) keep(s, keyed[i].hash, rows[i]);
 
   // Several gradients for one row become one, in order of occurrence.
   static thread_local std::vector<float> combined;        // rows of it
@@ -466,17 +467,27 @@ uint64_t Table::fingerprint(uint32_t shard) const {
     for (const Index::Entry& e : found) {
       const RowHead* h = head(s, e.row);
       if (h->count == 0) continue;
-      const uint64_t row_salt = mix_in(salt, key_of(shard, e.hash));
-      sum += fingerprint_of(row_salt, 0, weights(s, e.row), spec_.dim);
-      if (layout_.vectors != 0)
-        sum += fingerprint_of(row_salt, limits::kTableDimMax, state(s, e.row), layout_.vectors * spec_.dim);
-      sum += fingerprint_of(row_salt, 4 * uint64_t{limits::kTableDimMax}, h->scalars(), layout_.row_scalars);
-      if (layout_.counts) sum += fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &h->count, 1);
+      sum += fingerprint_of_row(salt, key_of(shard, e.hash), *h, h->scalars(), weights(s, e.row), state(s, e.row));
     }
     if (!found.empty()) from = found.back().hash + 1;
   }
-  if (scheduled(spec_.rule) && s.count != 0) sum += fingerprint_of(mix_in(salt, 101), shard, &s.count, 1);
+  return sum + fingerprint_of_count(shard, s.count);
+}
+
+uint64_t Table::fingerprint_of_row(uint64_t salt, uint64_t key, const RowHead& head, const float* scalars,
+                                   const float* weights, const float* state) const {
+  const uint64_t row_salt = mix_in(salt, key);
+  uint64_t sum = windlass::fingerprint_of(row_salt, 0, weights, spec_.dim);
+  if (layout_.vectors != 0)
+    sum += windlass::fingerprint_of(row_salt, limits::kTableDimMax, state, layout_.vectors * spec_.dim);
+  sum += windlass::fingerprint_of(row_salt, 4 * uint64_t{limits::kTableDimMax}, scalars, layout_.row_scalars);
+  if (layout_.counts) sum += windlass::fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &head.count, 1);
   return sum;
+}
+
+uint64_t Table::fingerprint_of_count(uint32_t shard, uint64_t count) const {
+  if (!scheduled(spec_.rule) || count == 0) return 0;
+  return windlass::fingerprint_of(mix_in(mix_text(name_), 101), shard, &count, 1);
 }
 
 }  // namespace windlass

@@ -28,6 +28,7 @@
 #include "table/changes.h"
 #include "table/group.h"
 #include "table/index.h"
+#include "table/row_capture.h"
 #include "tensor/tensor.h"
 
 namespace windlass {
@@ -60,6 +61,7 @@ struct TableShard : Shard {
   std::vector<uint32_t> free_rows;   // given up by erase()
   uint32_t rows = 0;                 // row numbers handed out so far
   std::unique_ptr<Changes> changes;  // while it is being copied
+  RowCapture* capture = nullptr;     // while a checkpoint takes it; somebody else's
   uint64_t told_rows = 0;            // that Table::size() has counted, and their bytes
   uint64_t told_bytes = 0;
 };
@@ -125,6 +127,11 @@ class Table {
   // Copies the rows of those keys, by their hashes; *gone gets the keys that have none.
   void copy(uint32_t shard, const uint64_t* hashes, size_t n, std::byte* to, size_t* rows,
             std::vector<uint64_t>* gone) const;
+  // Looks at about `most` rows from capture->from on, and captures those that are not captured yet.
+  void capture(uint32_t shard, size_t most);
+  // The fingerprint of copied rows; with that of the shard's own numbers it adds up to fingerprint().
+  uint64_t fingerprint_of_rows(const std::byte* rows, size_t n) const;
+  uint64_t fingerprint_of_count(uint32_t shard, uint64_t count) const;
   // Stores copied rows, in place of those with the same keys. Fails when memory is used up, or a key does not belong
   // here; some rows may have been stored then.
   Status put(uint32_t shard, const std::byte* rows, size_t n);
@@ -160,6 +167,13 @@ class Table {
   uint32_t make_row(TableShard& s, uint64_t hash);
   uint32_t new_row(TableShard& s, uint64_t hash);
   void copy_row(const TableShard& s, uint64_t key, uint32_t row, std::byte* to) const;
+  // Before a row changes or goes: captures it, if a checkpoint has yet to.
+  void keep(TableShard& s, uint64_t hash, uint32_t row) const {
+    if (s.capture != nullptr && s.capture->wants(row)) capture_row(s, hash, row);
+  }
+  void capture_row(TableShard& s, uint64_t hash, uint32_t row) const;
+  uint64_t fingerprint_of_row(uint64_t salt, uint64_t key, const RowHead& head, const float* scalars,
+                              const float* weights, const float* state) const;
   void initial(uint64_t hash, float* out) const;
   Status out_of_memory() const;
   Status put_rows(TableShard& s, uint32_t shard, const std::byte* rows, size_t n);

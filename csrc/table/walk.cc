@@ -102,6 +102,7 @@ uint64_t Table::erase_rows(TableShard& s, const Keyed* keyed, size_t n, const Pr
   const auto erase_one = [&](const Keyed& k) {
     const uint32_t row = s.index.remove(place_of(k.hash));
     if (row == Index::kAbsent) return;
+    keep(s, k.hash, row);
     s.free_rows.push_back(row);
     if (s.changes != nullptr) s.changes->add(&k, 1);
     ++erased;

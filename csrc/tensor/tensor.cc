@@ -474,27 +474,37 @@ std::vector<Tensor::Piece> Tensor::pieces_of(uint32_t shard) const {
 }
 
 uint64_t Tensor::fingerprint(uint32_t shard) const {
-  const uint64_t first = cut_.first_of(shard), n = cut_.end_of(shard) - first;
+  const std::vector<Piece> pieces = pieces_of(shard);
+  uint64_t sum = fingerprint_of_count(shard, shards_[shard - run_.first].count);
+  for (size_t i = 0; i < pieces.size(); ++i) sum += fingerprint_of_piece(shard, i, 0, pieces[i].data, pieces[i].bytes);
+  return sum;
+}
+
+uint64_t Tensor::fingerprint_of_piece(uint32_t shard, size_t piece, uint64_t at, const std::byte* from,
+                                      uint64_t bytes) const {
+  const uint64_t first = cut_.first_of(shard);
   const Layout layout = layout_of(spec_.rule);
   const uint64_t salt = mix_text(name_);
-  uint64_t sum = 0;
-  switch (spec_.dtype) {
-    case Dtype::kFloat64: sum = fingerprint_of(salt, first, reinterpret_cast<const double*>(weights(first)), n); break;
-    case Dtype::kInt64: sum = fingerprint_of(salt, first, reinterpret_cast<const int64_t*>(weights(first)), n); break;
-    default: sum = fingerprint_of(salt, first, reinterpret_cast<const float*>(weights(first)), n); break;
+  const auto of = [&](uint64_t whose, uint64_t begin, auto zero) {
+    using T = decltype(zero);
+    return windlass::fingerprint_of(whose, begin + at / sizeof(T), reinterpret_cast<const T*>(from), bytes / sizeof(T));
+  };
+  if (piece == 0) {
+    switch (spec_.dtype) {
+      case Dtype::kFloat64: return of(salt, first, double{});
+      case Dtype::kInt64: return of(salt, first, int64_t{});
+      default: return of(salt, first, float{});
+    }
   }
-  for (int v = 0; v < layout.vectors; ++v)
-    sum += fingerprint_of(mix_in(salt, static_cast<uint64_t>(v)), first, state_[v] + (first - first_), n);
-  if (layout.row_scalars != 0) {
-    const uint64_t row = first / cut_.row * layout.row_scalars, rows = n / cut_.row * layout.row_scalars;
-    sum += fingerprint_of(mix_in(salt, 100), row, scalars_ + (row - first_ / cut_.row * layout.row_scalars), rows);
-  }
-  if (layout.shard_scalars != 0)
-    sum += fingerprint_of(mix_in(salt, 102), uint64_t{shard} * layout.shard_scalars, shard_scalars(shard),
-                          layout.shard_scalars);
-  if (layout.counts || scheduled(spec_.rule))
-    sum += fingerprint_of(mix_in(salt, 101), shard, &shards_[shard - run_.first].count, 1);
-  return sum;
+  if (piece <= layout.vectors) return of(mix_in(salt, piece - 1), first, float{});
+  if (piece == size_t{layout.vectors} + 1 && layout.row_scalars != 0)
+    return of(mix_in(salt, 100), first / cut_.row * layout.row_scalars, float{});
+  return of(mix_in(salt, 102), uint64_t{shard} * layout.shard_scalars, float{});
+}
+
+uint64_t Tensor::fingerprint_of_count(uint32_t shard, uint64_t count) const {
+  if (!layout_of(spec_.rule).counts && !scheduled(spec_.rule)) return 0;
+  return windlass::fingerprint_of(mix_in(mix_text(name_), 101), shard, &count, 1);
 }
 
 }  // namespace windlass

@@ -116,6 +116,10 @@ class Tensor {
     uint64_t bytes;
   };
   std::vector<Piece> pieces_of(uint32_t shard) const;
+  // The fingerprint of a part of one of these pieces, which begins `at` bytes into it; all parts of all pieces and the
+  // shard's count add up to fingerprint().
+  uint64_t fingerprint_of_piece(uint32_t shard, size_t piece, uint64_t at, const std::byte* from, uint64_t bytes) const;
+  uint64_t fingerprint_of_count(uint32_t shard, uint64_t count) const;
 
   // For a tensor that is one shard which comes and goes: it is made without memory, takes it, and gives it back. The
   // Shard itself stays in place.

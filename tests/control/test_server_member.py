@@ -37,7 +37,9 @@ class FakeHost:
     def set_cluster(self, cluster: int) -> None:
         self.cluster = cluster
 
-    def set_view(self, app: str, number: int, workers: list[tuple[int, int, bool]], waited: list[int]) -> None:
+    def set_view(
+        self, app: str, number: int, workers: list[tuple[int, int, bool]], waited: list[int], clock: int
+    ) -> None:
         self.views.append((app, number, workers, waited))
 
     def know_object(self, map_and_spec: bytes) -> None:

@@ -5,14 +5,14 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from windlass import _core
-from windlass._client import open_clusters
+from windlass._client import open_clusters, saving
 from windlass._client.all_reduce import Reduction, error_in, numbers_of, value_of
 from windlass._client.barrier import NearBarrier
 from windlass._client.buffer_ring import Slots
@@ -441,6 +441,45 @@ class Cluster:
         self._session.check()
         self._session.raise_unseen()
         self._session.tick(self._timeout)
+        self._between()
+
+    def _between(self) -> None:
+        """Between two iterations: takes the checkpoint that is due, if one is."""
+        if self._attendance is not None and self._attendance.saver.due:
+            saving.take_due(self)
+
+    def save(
+        self,
+        tag: str | None = None,
+        *,
+        only: Sequence[str | Tensor | Table] | None = None,
+        extra: Any = None,
+        timeout: float | None = None,
+    ) -> saving.SavedCheckpoint:
+        """Takes a checkpoint of this app, cut at this worker's clock. Call it between two iterations.
+
+        Blocks until nothing of the cut can be lost; the files are written while training goes on, and ``wait()`` of
+        what is returned ends when the checkpoint is complete. Under BSP it has exactly the updates that were closed
+        before; under other policies each shard has what had arrived. tag: a name to find it by; those with a tag stay.
+        only: some objects; nobody resumes from such a checkpoint unasked. extra: whatever JSON can say, which this rank
+        finds in ``cluster.resumed`` again.
+        """
+        self._session.check()
+        self._no_reader("save", "takes no checkpoints: `windlass checkpoint save` asks for one from outside")
+        return saving.save(self, tag, only, extra, self._timeout if timeout is None else timeout)
+
+    def keep(self, extra: "Callable[[], Any] | None") -> None:
+        """What this rank wants back after a restart: called whenever a checkpoint is due, between two iterations.
+
+        ``cluster.resumed.extra`` has the value that it returned, which must be what JSON can say. None: nothing.
+        """
+        if self._attendance is not None:
+            self._attendance.saver.keeps = extra
+
+    @property
+    def resumed(self) -> "saving.Resumed | None":
+        """The checkpoint that this cluster began with: id, clock, and what this rank left in it, if there was one."""
+        return None if self._attendance is None else self._attendance.resumed
 
     def settle(self, *, timeout: float | None = None) -> None:
         """Waits until everything this worker has pushed and closed has arrived at the servers.

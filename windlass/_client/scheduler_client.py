@@ -1,6 +1,7 @@
 """Joins a cluster that has a scheduler, asks its catalogue, and listens to the scheduler during training."""
 
 import dataclasses
+import json
 import logging
 import math
 import ssl
@@ -12,6 +13,7 @@ from windlass import _core
 from windlass._client.cluster import Cluster
 from windlass._client.remote import Remote, Transport
 from windlass._client.reports import Reports
+from windlass._client.saving import Resumed, Saver
 from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address, is_here
 from windlass._net.dial import Dialer
@@ -76,6 +78,7 @@ class Attendance:
         self.reports = Reports()  # the cluster's, once there is one
         self.member = Member(at.address, at.token, join, self._heard, at.tls)
         self.member.report = self._report
+        self.saver = Saver()
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self._barrier = 1  # the number of the next one
         self._changed = threading.Condition()  # of what follows
@@ -105,6 +108,14 @@ class Attendance:
     def over(self) -> WindlassError | None:
         """Why the membership has ended, if it has."""
         return self._over
+
+    @property
+    def resumed(self) -> Resumed | None:
+        """The checkpoint that its app goes on from, for a worker that started with it."""
+        welcome = self.member.welcome
+        if not welcome.resumed:
+            return None
+        return Resumed(welcome.resumed, welcome.resumed_clock, json.loads(welcome.extra) if welcome.extra else None)
 
     @property
     def view(self) -> m.View:
@@ -161,6 +172,13 @@ class Attendance:
                 links.lost(index, ERRORS.index(type(self._over)), str(self._over))
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
+        match message:
+            case m.SaveDue(asks):
+                self.saver.due = 2 if asks else 1
+            case m.SaveOver():
+                self.saver.over(message)
+        if self._over is not None:
+            self.saver.end(self._over)
         if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
             recall()
         if isinstance(message, m.ShardMoved) and links is not None:

@@ -133,6 +133,8 @@ class Step:
         if error is None and core is not None:
             core.run(self._timeout)
         del kept
+        if error is None and core is not None:
+            self._cluster._between()
 
 
 def given(arrays: tuple[Any, ...], names: tuple[str, ...], what: str) -> tuple[Any, ...]:

@@ -96,6 +96,7 @@ def status_of(
         ],
         "leases": [{"app": app, "name": name, **of.status()} for (app, name), of in state.ledgers.items()],
         "moves": len(state.moves),
+        "checkpoints": state.saves.status() if terms.saves else None,
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
             "heartbeat": terms.beat_seconds,

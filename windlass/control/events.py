@@ -1,8 +1,12 @@
 """What happens to the scheduler, and what it does about it."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from windlass.control import messages as m
+
+if TYPE_CHECKING:
+    from windlass.control.saves import Save
 
 # -- what goes in ----------------------------------------------------------------------------------------------------
 
@@ -38,7 +42,15 @@ class Fired:
     timer: str
 
 
-Event = Came | Said | Died | Fired
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The manifest of a checkpoint is on disk, or why it is not."""
+
+    save: int
+    error: str = ""
+
+
+Event = Came | Said | Died | Fired | Written
 
 # -- what comes out --------------------------------------------------------------------------------------------------
 
@@ -98,4 +110,11 @@ class End:
     why: str
 
 
-Action = Admit | Refuse | Tell | Cut | Timer | Log | End
+@dataclasses.dataclass(frozen=True)
+class SaveManifest:
+    """All of a checkpoint is on disk but its manifest. Answered with Written."""
+
+    save: "Save"
+
+
+Action = Admit | Refuse | Tell | Cut | Timer | Log | SaveManifest | End

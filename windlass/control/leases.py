@@ -16,6 +16,8 @@ import dataclasses
 import heapq
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from windlass.control import messages as m
 
 EPOCHS_AHEAD_MAX = 4096  # beyond the one a worker is in
@@ -56,6 +58,16 @@ def pack(keys: Iterable[tuple[int, int]]) -> list[m.Ranges]:
 def unpack(runs: Iterable[m.Ranges]) -> Iterator[tuple[int, int]]:
     """The same one by one."""
     return ((epoch, index) for epoch, first, count in runs for index in range(first, first + count))
+
+
+class Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ledger as a checkpoint has it."""
+
+    terms: m.LeaseTerms
+    complete: m.U32  #: epochs
+    counted: m.U64  #: samples
+    duplicates: m.U64
+    done: list[m.Ranges]  #: in epochs that are not complete
 
 
 class Epoch:
@@ -154,6 +166,30 @@ class Ledger:
         for epoch, held in () if me is None else me.held.items():
             for index in held:
                 self._let_go(who, self._epochs[epoch], index)
+
+    def saved(self) -> "Saved":
+        """What is done, for a checkpoint. What somebody holds is to be done again."""
+        done = {number: [index for index in range(at.ranges) if at.done[index]] for number, at in self._epochs.items()}
+        runs = pack((number, index) for number in sorted(done) for index in done[number])
+        return Saved(self.terms, self.complete, self.counted, self.duplicates, runs)
+
+    @classmethod
+    def restored(cls, saved: "Saved") -> "Ledger":
+        """A ledger that goes on where another had got to. Raises BadLease."""
+        ledger = cls(saved.terms)
+        if saved.complete > saved.terms.epochs:
+            raise BadLease(f"{saved.complete} epochs are done of {saved.terms.epochs}")
+        ledger.complete, ledger.counted, ledger.duplicates = saved.complete, saved.counted, saved.duplicates
+        for epoch, first, count in saved.done:
+            if not saved.complete <= epoch < saved.terms.epochs or first + count > ledger.ranges:
+                raise BadLease(f"ranges {first} to {first + count - 1} of epoch {epoch} are not among {ledger.ranges}")
+            at = ledger._epoch(epoch)
+            assert at is not None
+            for index in range(first, first + count):
+                at.done_count += not at.done[index]
+                at.done[index] = 1
+        ledger._advance()
+        return ledger
 
     def status(self) -> dict[str, int]:
         """For people: ranges of the first epoch that is not done; samples of all epochs."""

@@ -27,6 +27,9 @@ RANGES_MAX = 1 << 20  # of an epoch
 EPOCHS_MAX = 1 << 20
 REDUCE_BYTES_MAX = 1 << 20  # of an array that a worker gives to an all-reduce
 DIMS_MAX = 64  # that it has
+EXTRA_BYTES_MAX = 1 << 20  # of one worker in a checkpoint
+NOTE_BYTES_MAX = 1 << 20  # on one object in a checkpoint
+OBJECTS_IN_SAVE_MAX = 1 << 16
 HELD_MAX = 4096  # ranges that one worker holds of one ledger
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -39,6 +42,7 @@ ValueName = Annotated[str, Meta(min_length=1, max_length=VALUE_NAME_CHARS_MAX)]
 OnWorkerLoss = Literal["continue", "wait"]
 ReduceOp = Literal["sum", "mean", "max", "min"]
 ReduceDtype = Literal["float32", "float64", "int64"]
+Tag = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z][0-9A-Za-z_.-]{0,127}\Z")]
 Run = tuple[U32, U32, U32]  # first shard, server, term
 Ranges = tuple[U32, U32, U32]  # epoch, first range, how many
 Used = tuple[U32, U32, U64]  # epoch, range, how many of its samples
@@ -203,6 +207,56 @@ class Arrive(Question, frozen=True):
     numbers: Numbers | None = None  #: what it gives to the all-reduce that the barrier is, if it is one
 
 
+class Save(Question, frozen=True):
+    """A worker asks for a checkpoint at its clock; answered when nothing of the cut can be lost any more."""
+
+    clock: U64
+    tag: Tag | None = None
+    only: Annotated[list[Name], Meta(max_length=OBJECTS_IN_SAVE_MAX)] | None = None  #: names without the app; None: all
+    extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)] = b""  #: the asker's, JSON
+    notes: Annotated[dict[Name, Annotated[bytes, Meta(max_length=NOTE_BYTES_MAX)]], Meta(max_length=1024)] = {}
+
+
+class SaveNow(Question, frozen=True):
+    """An operator asks for a checkpoint of an app; the answer says under which id it is being taken."""
+
+    app: Name
+    tag: Tag | None = None
+
+
+class Keep(Message, frozen=True):
+    """What a worker wants back when it is started again from a checkpoint that is cut at this clock or later: JSON."""
+
+    clock: U64
+    extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)]
+
+
+class Armed(Message, frozen=True):
+    """A server's word on a Capture: nothing of the cut can be lost there; or why it cannot be taken."""
+
+    save: U64
+    error: Text = ""
+
+
+class Saved(Message, frozen=True):
+    """A server's word on a Capture: its part is on disk, under this index; or why not."""
+
+    save: U64
+    error: Text = ""
+    name: Text = ""
+    bytes: U64 = 0
+    crc32c: U32 = 0
+    blocks: U32 = 0
+    block_bytes: U64 = 0
+
+
+class Loaded(Message, frozen=True):
+    """A server's word on a Load: its shards are as in the checkpoint, but for what is said; or why not."""
+
+    error: Text = ""
+    said: Annotated[list[Text], Meta(max_length=1024)] = []
+
+
 # -- what the scheduler says -----------------------------------------------------------------------------------------
 
 
@@ -224,6 +278,9 @@ class Welcome(Message, frozen=True):
     failure_timeout: float
     beat_seconds: float
     barrier: U64 = 1  #: the number of the next barrier of a worker that joins
+    resumed: str = ""  #: to a worker that starts with its app: the id of the checkpoint that it goes on from
+    resumed_clock: U64 = 0
+    extra: bytes = b""  #: what its rank kept there
 
 
 class Refused(Message, frozen=True):
@@ -252,6 +309,7 @@ class View(Message, frozen=True):
     servers: list[Peer]
     started: U64 = 0  #: the number of the view with which the app started, the last time it did
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
+    clock: U64 = 0  #: at which it started: 0, or where its checkpoint was cut
 
 
 class Gone(Message, frozen=True):
@@ -300,18 +358,58 @@ class Quota(Message, frozen=True):
     bytes: U64
 
 
-class Shutdown(Message, frozen=True):
-    """The cluster ends."""
-
-    why: str
-
-
 class Placed(Message, frozen=True):
     """Where an object is."""
 
     object: U32
     spec: bytes
     runs: list[Run]
+
+
+class Capture(Message, frozen=True):
+    """To a server: these objects are to be saved as they are at a cut. Two answers: Armed, and Saved."""
+
+    save: U64
+    id: Text
+    app: Name
+    clock: U64
+    objects: list[Placed]
+
+
+class CaptureOver(Message, frozen=True):
+    """To a server: a checkpoint is complete, or was given up; then what was written of it goes."""
+
+    save: U64
+    complete: bool
+
+
+class Load(Message, frozen=True):
+    """To a server: its shards of these objects are to be as in a checkpoint. Answered with Loaded."""
+
+    id: Text
+    app: Name
+    clock: U64
+    objects: list[Placed]
+
+
+class SaveDue(Message, frozen=True):
+    """To workers: a checkpoint is due. Each says what it keeps, at its next tick; the lowest rank asks for it then."""
+
+    asks: bool
+
+
+class SaveOver(Message, frozen=True):
+    """To the worker that asked: the checkpoint is complete, or why there is none."""
+
+    id: Text
+    error: str = ""
+    why: Text = ""
+
+
+class Shutdown(Message, frozen=True):
+    """The cluster ends."""
+
+    why: str
 
 
 class Objects(Message, frozen=True):
@@ -362,9 +460,29 @@ class Answer(Message, frozen=True):
     placed: list[Placed] = []
     leased: Leased | None = None
     reduced: Reduced | None = None
+    saved: str = ""  #: the id of a checkpoint
 
 
-FromMember = Join | Ready | Leave | Report | Open | Forget | List | Move | Moved | Stop | Lease | Arrive
+FromMember = (
+    Join
+    | Ready
+    | Leave
+    | Report
+    | Open
+    | Forget
+    | List
+    | Move
+    | Moved
+    | Stop
+    | Lease
+    | Arrive
+    | Save
+    | SaveNow
+    | Keep
+    | Armed
+    | Saved
+    | Loaded
+)
 FromScheduler = (
     Welcome
     | Refused
@@ -378,16 +496,21 @@ FromScheduler = (
     | ShardMoved
     | Quota
     | Recall
+    | Capture
+    | CaptureOver
+    | Load
+    | SaveDue
+    | SaveOver
     | Shutdown
     | Answer
 )
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
-    "server": (Ready, Leave, Report, Moved),
-    "worker": (Leave, Report, Open, Forget, List, Lease, Arrive),
+    "server": (Ready, Leave, Report, Moved, Armed, Saved, Loaded),
+    "worker": (Leave, Report, Open, Forget, List, Lease, Arrive, Save, Keep),
     "reader": (Leave, Report, Open, List),
-    "operator": (Leave, List, Move, Stop),
+    "operator": (Leave, List, Move, Stop, SaveNow),
 }
 ROLES = tuple(MAY_SAY)
 

@@ -21,6 +21,9 @@ class Terms:
     missing_seconds: float = 5.0  #: how often it is said who is missing
     linger: bool = False  #: stay when all workers have left
     quotas: dict[str, int] = dataclasses.field(default_factory=dict)  #: bytes, by app
+    saves: bool = False  #: there is a place for checkpoints
+    save_seconds: float | None = None  #: between two checkpoints; neither: only when somebody asks
+    save_iterations: int | None = None  #: likewise, of the lowest rank
 
     @property
     def beat_seconds(self) -> float:
@@ -71,6 +74,8 @@ class App:
     first_view: int = 0  #: the number of the view with which it started, the last time it did
     gathered: bool = False  #: workers have come for a start, and a timer runs until which all are to have come
     on_worker_loss: m.OnWorkerLoss = "continue"
+    clock: int = 0  #: at which it started
+    save_at: int = 0  #: the clock at which the next checkpoint is due
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
     left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank

@@ -15,6 +15,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 
@@ -27,11 +28,30 @@ from windlass.control.api import metrics_text, status_of
 from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
 from windlass.control.browsers import refuse_other_sites
 from windlass.control.door import STRANGER_SECONDS, Door
-from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.events import (
+    Action,
+    Admit,
+    Came,
+    Cut,
+    Died,
+    End,
+    Event,
+    Fired,
+    Log,
+    Refuse,
+    Said,
+    SaveManifest,
+    Tell,
+    Timer,
+    Written,
+)
 from windlass.control.evidence import Evidence
 from windlass.control.liveness import Liveness
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
+
+if TYPE_CHECKING:
+    from windlass.control.manifests import Checkpoints
 
 QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
 _BACKLOG = 256  # also how many the event loop accepts at once
@@ -78,8 +98,17 @@ class _Line:
 class Scheduler:
     """See the head of this file. Lives in one event loop."""
 
-    def __init__(self, terms: Terms, token: bytes | None, settings: dict[str, object] | None = None) -> None:
-        self.state = State(terms, read_spec, _core.same_spec)
+    def __init__(
+        self,
+        terms: Terms,
+        token: bytes | None,
+        settings: dict[str, object] | None = None,
+        checkpoints: "Checkpoints | None" = None,
+    ) -> None:
+        resume = None if checkpoints is None else checkpoints.resume
+        self.state = State(terms, read_spec, _core.same_spec, resume)
+        self._checkpoints = checkpoints
+        self._tasks: set[asyncio.Task[None]] = set()
         self.settings = settings or {}
         self.started_at = time.time()
         self.ended = asyncio.Event()
@@ -127,9 +156,19 @@ class Scheduler:
                     self._set_timer(name, seconds)
                 case Log(level, text):
                     getattr(_log, level)("%s", text)
+                case SaveManifest():
+                    task = asyncio.get_running_loop().create_task(self._write_manifest(action))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
                 case End():
                     self.end = action
                     self.ended.set()
+
+    async def _write_manifest(self, order: SaveManifest) -> None:
+        assert self._checkpoints is not None
+        specs = [self.state.objects[number].spec for number in order.save.objects]
+        error = await asyncio.to_thread(self._checkpoints.write, order.save, specs)
+        self.feed(Written(order.save.number, error))
 
     def _tell(self, member: int, message: m.Message) -> None:
         line = self._line_of.get(member)
@@ -320,6 +359,7 @@ def run(
     *,
     tls: ssl.SSLContext | None = None,
     settings: dict[str, object] | None = None,
+    checkpoints: "Checkpoints | None" = None,
     listen_fd: int | None = None,
     until_eof: int | None = None,
 ) -> End:
@@ -332,7 +372,7 @@ def run(
         sock = listen_on(listen, _BACKLOG) if listen_fd is None else socket.socket(fileno=listen_fd)
         stop = asyncio.Event()
         try:
-            scheduler = Scheduler(terms, token, settings)
+            scheduler = Scheduler(terms, token, settings, checkpoints)
             with told_by_signal(stop), told_by_end_of(until_eof, stop):
                 told = asyncio.create_task(stop.wait())
                 told.add_done_callback(lambda task: scheduler.stop("the scheduler was told to end"))

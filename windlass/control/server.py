@@ -4,6 +4,7 @@ import itertools
 import logging
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from windlass import _core
 from windlass._errors import Closed, WindlassError
@@ -15,6 +16,9 @@ from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.consistency import sync_reports
 from windlass.control.member import Member, here, new_incarnation
+
+if TYPE_CHECKING:
+    from windlass.control.checkpoints import ServerCheckpoints
 
 _JOIN_SECONDS = 3.0
 _log = logging.getLogger("windlass")
@@ -31,6 +35,7 @@ class ServerMember:
         self._moving: dict[int, threading.Event] = {}  # by move: set when it is cancelled
         self._stop = stop
         self._settings = settings
+        self._checkpoints: ServerCheckpoints | None = None
         join = m.Join(
             "server",
             new_incarnation(),
@@ -89,13 +94,27 @@ class ServerMember:
                     self._member.tell(m.Moved(move, f"the shard stays: {error}"))
             case m.CancelMove():
                 self._cancel(message)
+            case m.Capture():
+                self._shelf().save(message)
+            case m.CaptureOver(save, complete):
+                self._shelf().over(save, complete)
+            case m.Load():
+                self._shelf().load(message)
+
+    def _shelf(self) -> "ServerCheckpoints":
+        """Few clusters save."""
+        if self._checkpoints is None:
+            from windlass.control.checkpoints import ServerCheckpoints
+
+            self._checkpoints = ServerCheckpoints(self._host, self._member, self._settings)
+        return self._checkpoints
 
     def _set_view(self, view: m.View) -> None:
         """The core ignores one that is older than what it has. Who comes late is waited for once it has begun, but who
         comes in a lost worker's place at once."""
         workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
         waited = [*view.waited, *(peer.index for peer in view.workers if peer.instead)]
-        self._host.set_view(view.app, view.number, workers, waited)
+        self._host.set_view(view.app, view.number, workers, waited, view.clock)
 
     def _cancel(self, order: m.CancelMove) -> None:
         """Who is at it says what became of it; else the shard has left or is here."""
@@ -147,6 +166,8 @@ class ServerMember:
 
     def close(self) -> None:
         """Leaves."""
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self._member.close()
         self._joining.join(_JOIN_SECONDS)
         self._member.close()  # it may have come in meanwhile

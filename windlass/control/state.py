@@ -34,10 +34,14 @@ from windlass.control.events import (
     Said,
     Tell,
     Timer,
+    Written,
 )
 from windlass.control.leases import BadLease, Ledger, said
 from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec, Terms
 from windlass.control.placement import place
+from windlass.control.refusal import Wrong
+from windlass.control.resume import Resume, Resuming
+from windlass.control.saves import Saves
 
 OBJECTS_MAX = 1 << 16
 OBJECTS_AT_ONCE = 1 << 10  # in a message
@@ -47,19 +51,15 @@ APPS_KEPT_MAX = 1 << 10  # of those that are done and have nothing, for people t
 MOVES_TO_ONE_MAX = 4  # at once; a server takes twice as many, since one that was given up may still hold a place
 
 
-class Wrong(Exception):
-    """What is refused: the name of an error, and why."""
-
-    def __init__(self, error: str, why: str) -> None:
-        super().__init__(why)
-        self.error = error
-
-
 class State:
     """See the head of this file. `read_spec` and `same_spec` are pure functions of the core."""
 
     def __init__(
-        self, terms: Terms, read_spec: Callable[[bytes], Spec], same_spec: Callable[[bytes, bytes], bool]
+        self,
+        terms: Terms,
+        read_spec: Callable[[bytes], Spec],
+        same_spec: Callable[[bytes, bytes], bool],
+        resume: Resume | None = None,
     ) -> None:
         self.terms = terms
         self.members: dict[int, Member] = {}  # by incarnation
@@ -88,6 +88,8 @@ class State:
         self._failed: dict[tuple[int, int], str] = {}  # by who asked for moves and under which number: the first error
         self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
         self._ready = 0  # servers that let clients in
+        self.saves = Saves(self)
+        self.resuming = Resuming(self, resume)
         self._out: list[Action] = []
 
     def begin(self) -> list[Action]:
@@ -118,6 +120,12 @@ class State:
                 self._remove(member, why, lost=True)
             case Fired("missing"):
                 self._say_who_is_missing()
+            case Fired("save"):
+                self.saves.late()
+            case Fired(timer) if timer.startswith("due:"):
+                self._save_due(timer.removeprefix("due:"))
+            case Written(number, error):
+                self.saves.written(number, error)
             case Fired(timer) if timer.startswith("start:"):
                 self._give_up_start(timer.removeprefix("start:"))
             case Fired(timer) if timer.startswith("replace:"):
@@ -133,6 +141,23 @@ class State:
     def _take(self) -> list[Action]:
         out, self._out = self._out, []
         return out
+
+    def tell(self, members: Iterable[int], message: m.Message) -> None:
+        """For the parts of this state."""
+        self._tell(members, message)
+
+    def act(self, action: Action) -> None:
+        """Likewise."""
+        self._out.append(action)
+
+    def log(self, level: str, text: str) -> None:
+        """Likewise."""
+        self._log(level, text)
+
+    def end_if_done(self) -> None:
+        """Likewise."""
+        if self.ever_started:
+            self._end_if_done()
 
     def _tell(self, members: Iterable[int], message: m.Message) -> None:
         self._out.extend(Tell(member, message) for member in members)
@@ -177,7 +202,10 @@ class State:
         terms, number = self.terms, member.join.incarnation
         self._out.append(Admit(connection, number))
         barrier = self.apps[member.join.app].barrier.number if member.join.role == "worker" else 1
-        self._tell([number], m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier))
+        welcome = m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier)
+        if member.join.role == "worker" and not self.apps[member.join.app].started:
+            welcome = self.resuming.tell(welcome, member.join.app, member.index)
+        self._tell([number], welcome)
 
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
@@ -234,6 +262,11 @@ class State:
         self._ready += 1
         come = f"{self._ready} of {self.terms.servers}"
         self._log("info", f"{member.name} has come, at {member.join.addresses[0]}: {come}")
+        if self._servers_ready() and self.resuming.begin():
+            self.begin_apps()
+
+    def begin_apps(self) -> None:
+        """What waited for the servers can begin."""
         if self._servers_ready():
             for app in self.apps.values():
                 self._start_if_complete(app)
@@ -345,11 +378,14 @@ class State:
     # -- views -------------------------------------------------------------------------------------------------------
 
     def _start_if_complete(self, app: App) -> None:
-        if app.started or len(app.workers) < app.world_size or not self._servers_ready():
+        if app.started or len(app.workers) < app.world_size or not self._servers_ready() or self.resuming.going:
             return
         app.started = self.ever_started = True
         app.gathered = False
         self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != app.name}
+        self.ledgers.update(self.resuming.take_ledgers(app.name, app.world_size))
+        app.clock = self.resuming.take_clock(app.name)
+        self._next_save(app.name)
         app.first_view = app.view + 1
         app.left.clear()
         self.given_up.pop(app.name, None)
@@ -380,7 +416,7 @@ class State:
         servers = [there[i] for i in sorted(there)]
         waited = sorted(app.waited)
         size = app.size_in_view or app.world_size
-        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited)
+        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited, app.clock)
 
     def _view_for_clients(self, app: App) -> m.View:
         """Without the workers' incarnations: who knows one could speak for its worker."""
@@ -515,6 +551,7 @@ class State:
     def _server_gone(self, member: Member, why: str) -> None:
         del self.servers[member.index]
         self._ready -= member.ready
+        self.saves.server_gone(member.index, why)
         self.load_bytes.pop(member.index)
         for move, moving in list(self.moves.items()):
             gone = f"server {member.index} is gone: {why}"
@@ -533,8 +570,29 @@ class State:
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
 
+    def _save_due(self, name: str) -> None:
+        if (app := self.apps.get(name)) is not None and app.started:
+            self.saves.due(app)
+            self._next_save(name)
+
+    def _save_due_at(self, member: Member) -> None:
+        every = self.terms.save_iterations
+        app = self.apps.get(member.join.app)
+        if every is None or app is None or not app.started or member.index != min(app.workers, default=-1):
+            return
+        if member.join.role == "worker" and member.report.clock >= app.save_at:
+            app.save_at = member.report.clock // every * every + every
+            self.saves.due(app)
+
+    def _next_save(self, name: str) -> None:
+        app = self.apps[name]
+        if self.terms.save_iterations is not None:
+            app.save_at = app.clock + self.terms.save_iterations
+        if self.terms.save_seconds is not None:
+            self._out.append(Timer(f"due:{name}", self.terms.save_seconds))
+
     def _end_if_done(self) -> None:
-        if self.terms.linger or any(app.busy for app in self.apps.values()):
+        if self.terms.linger or any(app.busy for app in self.apps.values()) or self.saves.going is not None:
             return
         why = "; ".join(self.given_up.values()) or "all workers have left"
         self._end(failed=bool(self.lost or self.given_up), why=why)
@@ -565,6 +623,15 @@ class State:
                 self._server_ready(member)
             case m.Report():
                 member.report = message
+                self._save_due_at(member)
+            case m.Keep():
+                self.saves.keep(self.apps[member.join.app], member.index, message)
+            case m.Armed():
+                self.saves.armed(member.index, message)
+            case m.Saved():
+                self.saves.saved(member.index, message)
+            case m.Loaded():
+                self.resuming.loaded(member.index, message)
             case m.Moved(move, error):
                 v = self.moves.get(move)
                 if v is not None and v.ordered and self.servers.get(v.source) == number:
@@ -592,6 +659,13 @@ class State:
                 self._tell([asker], m.Answer(number, leased=self._lease(asker, question)))
             case m.Arrive():
                 self._arrive(asker, question)
+            case m.Save():
+                self.saves.begin(question, self.apps[self.members[asker].join.app], asker)
+            case m.SaveNow(number, name):
+                if (app := self.apps.get(name)) is None:
+                    raise Wrong("NotFound", f"there is no app {name!r}")
+                self.saves.due(app)
+                self._tell([asker], m.Answer(number))
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
                 self._end(failed=False, why=why or "an operator asked for it")
@@ -725,6 +799,15 @@ class State:
         self._follow_moves(made)
         return made
 
+    def place_anew(self, spec: bytes, app: str) -> Object:
+        """An object of a checkpoint."""
+        return self._open(spec, app)
+
+    def fail(self, why: str) -> None:
+        """The cluster cannot begin."""
+        self._log("error", why)
+        self._end(failed=True, why=why)
+
     def _place_like(self, spec: Spec) -> list[int]:
         """Every shard where that of another tensor is."""
         what = f"{spec.name.partition('/')[2]!r}: like {spec.like!r}"
@@ -782,6 +865,8 @@ class State:
         for server in (*(o.owners[question.shard] for o in alike), question.server):
             if server not in self.servers:
                 raise Wrong("ServerLost", f"{what}: there is no server {server}")
+        if (going := self.saves.going) is not None and any(o.number in going.objects for o in alike):
+            raise Wrong("InvalidArgument", f"{what}: checkpoint {going.id} is being taken of it; try again")
         leaving = [o for o in alike if o.owners[question.shard] != question.server]
         if not leaving:
             self._tell([asker], m.Answer(question.number))

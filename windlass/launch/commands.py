@@ -33,6 +33,11 @@ Advertise = Annotated[str | None, _option("advertise")]
 App = Annotated[str | None, _option("app")]
 ArenaBytesMax = Annotated[str | None, _option("arena_bytes_max")]
 StagingBytesMax = Annotated[str | None, _option("staging_bytes_max")]
+CheckpointBytesMax = Annotated[str | None, _option("checkpoint_bytes_max")]
+CheckpointDir = Annotated[str | None, _option("checkpoint_dir")]
+CheckpointEvery = Annotated[str | None, _option("checkpoint_every")]
+CheckpointKeep = Annotated[str | None, _option("checkpoint_keep")]
+CheckpointRate = Annotated[str | None, _option("checkpoint_rate")]
 Config = Annotated[
     pathlib.Path | None, typer.Option(help="A TOML file with settings (default: WINDLASS_CONFIG).", show_default=False)
 ]
@@ -53,6 +58,10 @@ Threads = Annotated[str | None, _option("threads")]
 TlsCa = Annotated[pathlib.Path | None, _option("tls_ca")]
 TlsCert = Annotated[pathlib.Path | None, _option("tls_cert")]
 TlsKey = Annotated[pathlib.Path | None, _option("tls_key")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest good checkpoint.")]
+ResumeFrom = Annotated[
+    str | None, typer.Option("--resume-from", metavar="ID", help="Go on from this one: its id, tag or folder.")
+]
 TokenFile = Annotated[pathlib.Path | None, _option("token_file")]
 Transport = Annotated[str | None, _option("transport")]
 Workers = Annotated[str | None, _option("workers")]
@@ -96,6 +105,9 @@ def server(
     staging_bytes_max: StagingBytesMax = None,
     allow: Allow = None,
     function_seconds: FunctionSeconds = None,
+    checkpoint_dir: CheckpointDir = None,
+    checkpoint_rate: CheckpointRate = None,
+    checkpoint_bytes_max: CheckpointBytesMax = None,
     token_file: TokenFile = None,
     no_token: NoToken = None,
     start_timeout: StartTimeout = None,
@@ -128,6 +140,12 @@ def scheduler(
     failure_timeout: FailureTimeout = None,
     start_timeout: StartTimeout = None,
     linger: Linger = None,
+    checkpoint_dir: CheckpointDir = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_keep: CheckpointKeep = None,
+    app: App = None,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     config: Config = None,
@@ -141,9 +159,10 @@ def scheduler(
     from windlass.launch.log import set_up_log
     from windlass.launch.roles import run_scheduler
 
+    which = resumed(resume, resume_from)
     settings = _settings(locals())
     set_up_log()
-    raise typer.Exit(run_scheduler(settings, None, sys.stdin.fileno() if exit_with_stdin else None))
+    raise typer.Exit(run_scheduler(settings, None, sys.stdin.fileno() if exit_with_stdin else None, resume=which))
 
 
 def run(
@@ -165,6 +184,16 @@ def run(
     staging_bytes_max: StagingBytesMax = None,
     allow: Allow = None,
     function_seconds: FunctionSeconds = None,
+    checkpoint_dir: CheckpointDir = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_keep: CheckpointKeep = None,
+    checkpoint_rate: CheckpointRate = None,
+    checkpoint_bytes_max: CheckpointBytesMax = None,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often to start again from the last checkpoint when a server is lost.")
+    ] = 3,
     config: Config = None,
     name: Annotated[
         str | None, typer.Option(help="What others call this run. Default: the script's name.", show_default=False)
@@ -184,7 +213,18 @@ def run(
         raise InvalidArgument(f"windlass run: there is no option {script}{_meant(context, script)}")
     shown = None if progress is None else "on" if progress else "off"
     settings = _settings({**locals(), "progress": shown})
-    raise typer.Exit(run_all(settings, [script, *context.args], name=name, dry_run=dry_run, verbose=verbose))
+    which = resumed(resume, resume_from)
+    command = [script, *context.args]
+    raise typer.Exit(
+        run_all(settings, command, name=name, dry_run=dry_run, verbose=verbose, resume=which, restarts=restarts)
+    )
+
+
+def resumed(resume: bool, resume_from: str | None) -> str | None:
+    """Which checkpoint is meant; None: none."""
+    if resume and resume_from is not None:
+        raise InvalidArgument("--resume takes the newest checkpoint, --resume-from the one that it names: give one")
+    return "newest" if resume else resume_from
 
 
 def _meant(context: typer.Context, option: str) -> str:

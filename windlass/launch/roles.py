@@ -14,7 +14,7 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._net.address import Address
 from windlass._net.serve import Stop, check_reach, serve
 from windlass._net.token import own_token_file
-from windlass._settings import Settings, load, token_of, uses_own_token, with_memory_cap
+from windlass._settings import Settings, every, load, token_of, uses_own_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, rundir
 from windlass.launch.log import set_up_log
 from windlass.launch.output import show
@@ -115,7 +115,9 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
         return serve(listen, token, host, ready, until_eof)
 
 
-def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: int | None = None) -> int:
+def run_scheduler(
+    settings: Settings, listen_fd: int | None = None, until_eof: int | None = None, *, resume: str | None = None
+) -> int:
     """Runs the scheduler until its cluster ends. The exit code."""
     from windlass.control.model import Terms
     from windlass.control.scheduler import run
@@ -127,6 +129,15 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
     if listen_fd is None:
         check_reach([listen], token)
     cluster = int(os.environ.get("WINDLASS_CLUSTER") or "0", 16) or secrets.randbelow(2**64 - 1) + 1
+    seconds, iterations = (None, None) if settings.checkpoint_every is None else every(settings.checkpoint_every)
+    checkpoints = None
+    if settings.checkpoint_dir is not None:
+        from windlass.control.manifests import Checkpoints
+
+        which = resume or os.environ.get("WINDLASS_RESUME") or None
+        checkpoints = Checkpoints(settings.checkpoint_dir, settings.checkpoint_keep, which, settings.app)
+    elif resume is not None or os.environ.get("WINDLASS_RESUME"):
+        raise InvalidArgument("resume: there is no checkpoint_dir (--checkpoint-dir DIR)")
     terms = Terms(
         cluster,
         settings.servers,
@@ -134,6 +145,9 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
         settings.start_timeout,
         linger=settings.linger,
         quotas=settings.quotas,
+        saves=settings.checkpoint_dir is not None,
+        save_seconds=seconds,
+        save_iterations=iterations,
     )
 
     def ready(bound: Address) -> None:
@@ -146,6 +160,7 @@ def run_scheduler(settings: Settings, listen_fd: int | None = None, until_eof: i
         ready,
         tls=server_tls(settings),
         settings=json.loads(os.environ.get("WINDLASS_RUN_SETTINGS") or "null") or settings.describe(),
+        checkpoints=checkpoints,
         listen_fd=listen_fd,
         until_eof=until_eof,
     )

@@ -26,7 +26,7 @@ from windlass._net.address import listen as listen_on
 from windlass._net.token import read_token, user_folder
 from windlass._settings import Settings, given_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, rundir
-from windlass.launch.child import Child, colours
+from windlass.launch.child import Child, colours, describe
 from windlass.launch.failures import Failures, say
 from windlass.launch.output import show
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 END_SECONDS = 2.0  # from being asked to end to being ended
 _GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
+SAVE_SECONDS = 30.0  # for a last checkpoint, at SIGTERM
+_FOREVER_SECONDS = 1e6
 REPLACEMENTS_MAX = 3  # of one rank
 _ASK_SECONDS = 1.0  # for the scheduler to answer
 _LOOK_SECONDS = 0.1  # between two questions
@@ -52,7 +54,14 @@ class Plan:
     environment: dict[str, str]  #: on top of ours
 
 
-def plan(settings: Settings, command: list[str], address: str, cluster: int, folder: pathlib.Path) -> list[Plan]:
+def plan(
+    settings: Settings,
+    command: list[str],
+    address: str,
+    cluster: int,
+    folder: pathlib.Path,
+    resume: str | None = None,
+) -> list[Plan]:
     """Who is started, and with what."""
     common = {
         "WINDLASS_ADDRESS": address,
@@ -63,6 +72,9 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
         "WINDLASS_ROLE": "worker",  # what each is, run says; a file may say otherwise, for another day
         "PYTHONUNBUFFERED": "1",
     }
+    if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir:
+        values = {**settings.values, "checkpoint_dir": str(pathlib.Path(settings.checkpoint_dir).absolute())}
+        settings = dataclasses.replace(settings, values=values)
     if settings.config is not None:
         common["WINDLASS_CONFIG"] = str(settings.config.resolve())
     role = [sys.executable, "-m", "windlass.launch.roles"]
@@ -77,6 +89,11 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
             "staging_bytes_max",
             "allow",
             "function_seconds",
+            "checkpoint_dir",
+            "checkpoint_every",
+            "checkpoint_keep",
+            "checkpoint_rate",
+            "checkpoint_bytes_max",
         )
         if settings.sources[name] != "default"
     }
@@ -84,6 +101,8 @@ def plan(settings: Settings, command: list[str], address: str, cluster: int, fol
     scheduler = {
         "WINDLASS_SERVERS": str(settings.servers),
         "WINDLASS_LINGER": "1",
+        "WINDLASS_APP": settings.app,
+        "WINDLASS_RESUME": resume or "",
         "WINDLASS_RUN_SETTINGS": json.dumps(settings.describe()),
     }
     if settings.allow:  # modules beside the script are found, as the script finds them
@@ -120,9 +139,19 @@ def _free_port() -> int:
 
 
 def run(
-    settings: Settings, command: list[str], *, name: str | None = None, dry_run: bool = False, verbose: bool = False
+    settings: Settings,
+    command: list[str],
+    *,
+    name: str | None = None,
+    dry_run: bool = False,
+    verbose: bool = False,
+    resume: str | None = None,
+    restarts: int = 0,
 ) -> int:
-    """The exit code: 0, or that of the first worker that failed."""
+    """The exit code: 0, or that of the first worker that failed.
+
+    resume: the checkpoint to go on from. restarts: how often to start again from the last one when a server is lost.
+    """
     script = pathlib.Path(command[0])
     if not script.is_file():
         raise InvalidArgument(f"windlass run: there is no script {str(script)!r}")
@@ -140,20 +169,44 @@ def run(
             settings.log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(f"--log-dir {settings.log_dir}: {error.strerror or error}") from error
+    if settings.checkpoint_dir is None and resume is not None:
+        raise InvalidArgument("--resume: there is no place to look for checkpoints; name it with --checkpoint-dir DIR")
+    for attempt in range(restarts + 1):
+        code, lost = _run_once(settings, command, free, str(script.resolve()), resume, verbose)
+        if lost is None or attempt == restarts or settings.checkpoint_dir is None:
+            break
+        resume = _newest(settings) or resume
+        where = "from the beginning: there is no checkpoint yet" if resume is None else "from the last checkpoint"
+        show(f"windlass run: {lost}; restart {attempt + 1} of {restarts}, {where}", sys.stderr)
+    return code
+
+
+def _newest(settings: Settings) -> str | None:
+    """What to go on from, if there is a checkpoint."""
+    from windlass._checkpoint.folder import Folder
+    from windlass._checkpoint.reader import newest
+
+    return "newest" if newest(Folder(settings.checkpoint_dir), settings.app).checkpoint is not None else None
+
+
+def _run_once(
+    settings: Settings, command: list[str], name: str, script: str, resume: str | None, verbose: bool
+) -> tuple[int, str | None]:
+    """The exit code, and which server was lost, if that was the end of it."""
     # The socket listens before there is a scheduler, so that all can be started at once.
     with listen_on(Address.parse("tcp://127.0.0.1:0"), _BACKLOG) as listener:
         address = str(bound_to(listener))
-        folder = rundir.make(address, given_token(settings), name=free, script=str(script.resolve()))
-        show(f"windlass run: {free!r} at {address}", sys.stderr)
+        folder = rundir.make(address, given_token(settings), name=name, script=script)
+        show(f"windlass run: {name!r} at {address}", sys.stderr)
         launch = _Launch(settings, address, folder, verbose)
         try:
             with launch.signals():
                 os.set_inheritable(listener.fileno(), True)
-                plans = plan(settings, command, address, secrets.randbelow(2**64 - 1) + 1, folder)
+                plans = plan(settings, command, address, secrets.randbelow(2**64 - 1) + 1, folder, resume)
                 launch.start(plans, listener.fileno())
                 listener.close()
                 launch.show_progress()
-                return launch.wait()
+                return launch.wait(), launch.lost
         finally:
             launch.end_all()
             rundir.remove(folder)
@@ -197,6 +250,7 @@ class _Launch:
         self._interrupted: signal.Signals | None = None
         self._failed: Child | None = None  # the first for which there was no replacement
         self._over = False  # the others cannot go on without it
+        self.lost: str | None = None  #: the server whose end was the end of all, with checkpoints to go on from
         self._display: Display | None = None
 
     @contextlib.contextmanager
@@ -259,6 +313,8 @@ class _Launch:
                 self._look_at = time.monotonic() + _LOOK_SECONDS
         if self._display is not None:
             self._display.close(show=self._interrupted is None)
+        if self._settings.checkpoint_dir is not None and self.lost is None:
+            self._finish_checkpoints()
         self.end_all()
         if self._interrupted is not None:
             say(f"ended by {self._interrupted.name}")
@@ -271,6 +327,35 @@ class _Launch:
         code = code if code > 0 else 128 - code
         self._failures.conclude(self._failed, code, just_told)
         return code
+
+    def _finish_checkpoints(self) -> None:
+        """Servers stay until what is being written is written; at SIGTERM one more checkpoint is taken first."""
+        interrupted, self._interrupted = self._interrupted, None
+        asked = interrupted == signal.SIGTERM and bool(self._running("worker")) and self._ask_for_checkpoint()
+        deadline = time.monotonic() + (SAVE_SECONDS if interrupted is not None else _FOREVER_SECONDS)
+        before = None
+        while time.monotonic() < deadline and self._interrupted is None and self._running("scheduler"):
+            status = self._status()
+            saves = {} if status is None else status.get("checkpoints") or {}
+            last = saves.get("last")
+            before = last if before is None else before
+            if not saves.get("going") and (not asked or last != before or saves.get("failed")):
+                break
+            self._turn(_LOOK_SECONDS)
+        self._interrupted = interrupted or self._interrupted
+
+    def _ask_for_checkpoint(self) -> bool:
+        """Whether the scheduler takes one."""
+        from windlass.observe.operator import Operator  # few runs need it
+
+        try:
+            with Operator(self._address, read_token(self._folder / "token"), _ASK_SECONDS) as operator:
+                operator.save(self._settings.app, None, _ASK_SECONDS)
+        except (WindlassError, OSError) as error:
+            say(f"no checkpoint: {error}")
+            return False
+        say(f"takes a checkpoint before it ends, within {SAVE_SECONDS:g} s; a second signal ends it at once")
+        return True
 
     def show_progress(self) -> None:
         """If it was asked for."""
@@ -323,6 +408,9 @@ class _Launch:
                 self._failed = self._failed or child
                 self._over = True
             self._failures.tell(child)
+            if child.role == "server" and self._settings.checkpoint_dir is not None and not self._over:
+                self._failed, self._over = self._failed or child, True
+                self.lost = f"{child.name} ended with {describe(child.code or 0)}"
 
     def _is_consequence(self, child: Child) -> bool:
         """Whether what it ended with while we end everything is due to that, or to what was said already."""

@@ -23,7 +23,9 @@ Status Departure::begin(std::shared_ptr<ServedObject> object, uint32_t index, ui
     Residence& home = shard->home;
     if (home.state == Residence::kElsewhere && home.server == server && home.term == term) return;
     if (home.state == Residence::kArrived && term > home.next_term) home.settle();  // the mover knows that it arrived
-    if (home.leaving) {
+    if (shard->capture != nullptr) {
+      status = Status(Code::kInvalidArgument, what + ": a checkpoint is being taken of it");
+    } else if (home.leaving) {
       status = Status(Code::kInvalidArgument, what + ": it is on its way already");
     } else if (home.state != Residence::kHere) {
       status = Status(Code::kStaleMap, what + ": it is on server number " + std::to_string(home.server) +

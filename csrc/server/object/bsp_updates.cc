@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/breaks.h"
+#include "server/object/shard_capture.h"
 
 namespace windlass {
 namespace {
@@ -558,7 +559,9 @@ void make_updates(Shard& shard, const Target& target, Waiting* own) {
     const uint64_t next = rounds != nullptr ? rounds->first(gate) : Gate::kNone;
     gate.advance(std::min(next, complete));
     if (next >= complete) break;
+    if (shard.capture != nullptr) shard.capture->before_write(shard);
     rounds->make(gate, target, shard, gate.made() + 1 == complete, own);
+    if (shard.capture != nullptr) shard.capture->after_write();
     gate.advance(gate.made() + 1);
   }
   gate.forget(gate.made());

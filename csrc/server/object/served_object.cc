@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/breaks.h"
+#include "server/object/shard_capture.h"
 #include "server/server.h"
 
 namespace windlass {
@@ -157,6 +158,28 @@ uint64_t ServedObject::clock_asked(const Batch& b, const Entry& e) const {
   return 0;
 }
 
+bool ServedObject::begin_capture(uint32_t index, ShardCapture* capture) {
+  Shard* const shard = find(index);
+  bool here = false;
+  if (shard == nullptr) return false;
+  with_turn(shard->turn, [&] {
+    if (shard->home.state == Residence::kArrived) shard->home.settle();  // the scheduler knows that it arrived
+    here = shard->home.state == Residence::kHere && !shard->home.leaving && shard->capture == nullptr;
+    if (!here) return;
+    shard->capture = capture;
+    capture->look(*shard);
+  });
+  return here;
+}
+
+void ServedObject::end_capture(uint32_t index) {
+  Shard* const shard = find(index);
+  with_turn(shard->turn, [&] {
+    shard->capture = nullptr;
+    if (table_ != nullptr) table_->shard(index).capture = nullptr;
+  });
+}
+
 // Pushes of a session are numbered per shard. Closes are not, and may come over another connection or as redirects; but
 // under BSP each has a weight, which would be lost if a later one came first. So a close says what it follows, and a
 // push follows everything before its clock.
@@ -279,6 +302,7 @@ Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record&
   if (rounds && !redone && status->ok() && !contribute(b, e, shard, stage)) return Verdict::kFull;
   // A refused entry uses up its sequence, too.
   record.sequence = e.sequence == Entry::kNextSequence ? record.sequence + 1 : e.sequence;
+  record.rank = b.caller.rank;
   record.close(e.closes() ? e.clock + 1 : e.clock);
   if (!rounds && !redone && status->ok()) {
     // An entry that will wait at the gate reads the weights when it opens.
@@ -287,7 +311,9 @@ Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record&
     if (!e.empty()) {
       const Hyper hyper = b.hyper.corrected(shard.version - record.seen);
       out->hyper = &hyper;
+      if (shard.capture != nullptr) shard.capture->before_write(shard);
       *status = (this->*b.op->change)(b, e, out);
+      if (shard.capture != nullptr) shard.capture->after_write();
       // A part of it may have been applied, if its numbers were changed meanwhile.
       if (status->ok() || status->code() == Code::kBufferInUse) ++shard.version;
     }
@@ -311,12 +337,15 @@ Verdict ServedObject::run(const Batch& b, const Entry& e, Shard& shard, const St
     turn_away(e, shard.home, out);
     return Verdict::kDone;
   }
+  const bool near = e.sequence == Entry::kNextSequence;
+  if (shard.capture != nullptr && !near && stage == Stage::kFresh && (b.op->numbered || b.op->closes) &&
+      shard.capture->holds_up(shard)) [[unlikely]]
+    return Verdict::kFull;
   Record& record = shard.records.of(b.caller.number, b.caller.incarnation);
   Gate* const gate = shard.gate.get();
   const bool forbidden = b.caller.reads && b.op->changes() && !broken(Break::kReaders);
   Status status = forbidden ? refused(Code::kAccessDenied, std::string(wire::name_of(b.op->op)) + kOnlyReads) : checked;
   bool has_read = stage == Stage::kServed;
-  const bool near = e.sequence == Entry::kNextSequence;
   if (!near && stage < Stage::kTaken && is_early(b, e, shard) && !(b.op->numbered && broken(Break::kSequence)))
     return Verdict::kEarly;
   if (!b.op->numbered) {

@@ -36,7 +36,7 @@ enum class Verdict : uint8_t {
   kDone,   // the outcome says how it went
   kEarly,  // it must wait for earlier pushes of its session; nothing has happened
   kGated,  // it must wait for other workers; what it pushed has been taken
-  kFull,   // the staging quota has no room for its push; nothing has happened
+  kFull,   // there is no room for its push, or for what a checkpoint must set aside first; nothing has happened
 };
 
 // How far an entry has got.
@@ -105,6 +105,10 @@ class ServedObject {
   const std::shared_ptr<Workers>& workers() const { return context_.workers; }
   // With the turn: replaces the workers that the gate waits for.
   void set_view(Shard& shard, uint32_t index, const View& view);
+
+  // For a checkpoint: begins to capture a shard that is here, and ends it. False: it is not here.
+  bool begin_capture(uint32_t shard, ShardCapture* capture);
+  void end_capture(uint32_t shard);
 
   // For shards that move (server/move/departure.h, server/move/arrival.h). index: of this server in the list.
   uint32_t index() const { return index_; }

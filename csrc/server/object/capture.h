@@ -1,0 +1,75 @@
+// Capture: the shards of one object that are here, as they were at a cut, while they go on being used.
+//
+//     arm()      every shard here gets its ShardCapture; from then on nothing of the cut can be lost
+//     next()     the next part, of whichever shard; then, once per shard, what else is known of it
+//     ~Capture   whatever is not captured is given up
+//
+// Shards whose writers have set much aside come first, so that writers find room again.
+//
+// Thread safety: one thread calls; others go on using the shards.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "server/object/served_object.h"
+#include "server/object/shard_capture.h"
+
+namespace windlass {
+
+class Capture {
+ public:
+  // clock: under BSP, of the cut, which contains the updates before it.
+  Capture(std::shared_ptr<ServedObject> object, uint64_t clock, CaptureMemory* memory)
+      : object_(std::move(object)), clock_(clock), memory_(memory) {}
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+  ~Capture();
+
+  // kInvalidArgument if a shard has gone beyond the cut already, or is being captured or moved.
+  Status arm();
+
+  const ServedObject& object() const { return *object_; }
+  uint32_t shards() const { return static_cast<uint32_t>(captures_.size()); }
+
+  enum Kind : uint8_t {
+    kPart,   // some numbers of a shard
+    kShard,  // a shard is complete
+    kWait,   // the rest has not reached the cut
+    kOver,
+  };
+  struct Next {
+    Kind kind = kOver;
+    uint32_t shard = 0;
+    ShardCapture::Part part;  // of a table: the arrays of `rows` rows, one after another (see arrays_of)
+    uint64_t rows = 0;
+    // Of a complete shard.
+    uint64_t version = 0, count = 0, made = 0, all_rows = 0, fingerprint = 0;
+    std::vector<Watermark> watermarks;
+  };
+  Next next(uint64_t bytes_most);
+
+  // Where the arrays of n rows of a table begin in the bytes of a part: keys, updates, touched, numbers of rows (if the
+  // rule has any), weights, state arrays; and where they end.
+  static std::vector<uint64_t> arrays_of(const TableSpec& spec, uint64_t n);
+
+ private:
+  struct One {
+    uint32_t shard = 0;
+    std::unique_ptr<ShardCapture> capture;
+    uint64_t rows = 0, fingerprint = 0;
+    bool over = false;
+  };
+  One* choose();
+  void unzip(One* one, Next* next) const;
+
+  const std::shared_ptr<ServedObject> object_;
+  const uint64_t clock_;
+  CaptureMemory* const memory_;
+  std::vector<One> captures_;
+  size_t at_ = 0;     // the shard that is being read
+  size_t asked_ = 0;  // how many in a row had nothing
+  size_t left_ = 0;   // shards that are not over
+};
+
+}  // namespace windlass

@@ -1,0 +1,92 @@
+"""A server's part of a checkpoint: what it holds, captured at the cut and written while training goes on.
+
+arm()      from now on nothing of the cut can be lost; fast, whatever the size
+write()    the captured shards, one after another, into files; as long as the disk takes
+"""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from windlass import _core
+from windlass._checkpoint.arrays import Parts, parts_of
+from windlass._checkpoint.layout import Facts, IndexRef, Record
+from windlass._checkpoint.writer import ServerFiles
+from windlass._errors import WindlassError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_TAKEN_BYTES = 4 << 20  # of a shard at a turn
+_WAIT_SECONDS = 0.01  # for shards that have not reached the cut
+
+
+class CutOver(WindlassError):
+    """The checkpoint was given up."""
+
+
+class Saving:
+    """See the head of this file. arm() and write() are one thread's; cancel() anybody's."""
+
+    def __init__(self, shelf: _core.Shelf, numbers: "Sequence[int]", clock: int, files: ServerFiles) -> None:
+        self._shelf = shelf
+        self._files = files
+        self._cancelled = threading.Event()
+        self._captures: list[tuple[Parts, _core.Capture]] = [
+            (parts_of(shelf, number), _core.Capture(shelf, number, clock)) for number in numbers
+        ]
+        self.bytes = 0  #: captured so far
+
+    def arm(self) -> None:
+        """Raises InvalidArgument if a shard is beyond the cut, or cannot be captured now."""
+        for _, capture in self._captures:
+            capture.arm()
+
+    def write(self, progress: "Callable[[int], None] | None" = None) -> IndexRef:
+        """Until all of it is on disk. Whatever fails removes what was written."""
+        try:
+            waiting = list(self._captures)
+            while waiting:
+                still = [one for one in waiting if not self._drain(*one, progress)]
+                if still and len(still) == len(waiting) and self._cancelled.wait(_WAIT_SECONDS):
+                    raise CutOver("the checkpoint was given up")
+                waiting = still
+            return self._files.finish()
+        except BaseException:
+            self._captures.clear()
+            self._files.abort()
+            raise
+        finally:
+            self._captures.clear()
+
+    def cancel(self) -> None:
+        """write() raises CutOver soon."""
+        self._cancelled.set()
+
+    def _drain(self, parts: Parts, capture: _core.Capture, progress: "Callable[[int], None] | None") -> bool:
+        """What can be had of an object now; whether that was all."""
+        while (taken := capture.next(_TAKEN_BYTES)) is not None:
+            if self._cancelled.is_set():
+                raise CutOver("the checkpoint was given up")
+            match taken:
+                case ("wait",):
+                    return False
+                case ("piece", shard, which, at, data):
+                    name, dtype = parts.arrays[which]
+                    self._files.add(parts.name, shard, {name: data.view(dtype)}, at // dtype.itemsize)
+                    self._count(data, progress)
+                case ("rows", shard, rows, data):
+                    self._files.add(parts.name, shard, parts.rows(data, rows))
+                    self._count(data, progress)
+                case ("shard", shard, version, count, made, rows, fingerprint, marks):
+                    for name, array in parts.empty(shard, rows).items():
+                        self._files.add(parts.name, shard, {name: array}, 0)
+                    records = [Record(*mark) for mark in marks]
+                    self._files.shard_done(parts.name, shard, Facts(version, count, rows, made, fingerprint, records))
+        return True
+
+    def _count(self, data: "np.ndarray[Any, Any]", progress: "Callable[[int], None] | None") -> None:
+        self.bytes += data.nbytes
+        if progress is not None:
+            progress(data.nbytes)

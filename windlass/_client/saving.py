@@ -1,0 +1,160 @@
+"""cluster.save(): a checkpoint of this worker's app, cut at its own clock."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from windlass._errors import CheckpointFailed, InvalidArgument, Timeout, WindlassError
+from windlass.control import messages as m
+from windlass.control.member import error_of
+
+if TYPE_CHECKING:
+    from windlass._client.cluster import Cluster
+
+_ASKS, _ASKS_NOW = 2, 3
+_log = logging.getLogger("windlass")
+
+
+class Resumed(NamedTuple):
+    """The checkpoint that a cluster began with."""
+
+    id: str
+    clock: int
+    extra: Any  #: what this rank left in it; None: nothing
+
+
+class SavedCheckpoint:
+    """A checkpoint that is being written. Training goes on meanwhile."""
+
+    def __init__(self, id: str, clock: int) -> None:
+        self.id = id
+        self.clock = clock  #: it has what was closed before
+        self._over = threading.Event()
+        self._error: WindlassError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete, or was given up."""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None) -> "SavedCheckpoint":
+        """Until it is complete. Raises CheckpointFailed if there will be none, and Timeout."""
+        if not self._over.wait(timeout):
+            raise Timeout(f"checkpoint {self.id}: not complete within {timeout} s; it goes on")
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def _end(self, error: WindlassError | None) -> None:
+        self._error = error
+        self._over.set()
+
+    def __repr__(self) -> str:
+        state = "complete" if self._error is None else "given up"
+        return f"<checkpoint {self.id}, clock {self.clock}, {state if self.done else 'being written'}>"
+
+
+class Saver:
+    """One worker's checkpoints. Calls come from its thread, words of the scheduler from the member's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # of what follows
+        self._going: dict[str, SavedCheckpoint] = {}
+        self._ended: dict[str, WindlassError | None] = {}  # before the answer that it was armed was seen
+        self.due = 0  #: 0: no checkpoint is; 1: this worker is to say what it keeps; 2, 3: and to ask for it, soon, now
+        self.keeps: Callable[[], Any] | None = None
+
+    def over(self, message: m.SaveOver) -> None:
+        """The scheduler's word."""
+        error = error_of(message.error, f"checkpoint {message.id}: {message.why}") if message.error else None
+        with self._lock:
+            going = self._going.pop(message.id, None)
+            if going is None:
+                self._ended[message.id] = error
+        if going is not None:
+            going._end(error)
+
+    def note(self, id: str, clock: int) -> SavedCheckpoint:
+        """One that has begun."""
+        made = SavedCheckpoint(id, clock)
+        with self._lock:
+            if id in self._ended:
+                made._end(self._ended.pop(id))
+            else:
+                self._going[id] = made
+        return made
+
+    def end(self, error: WindlassError) -> None:
+        """The cluster is over."""
+        with self._lock:
+            going, self._going = list(self._going.values()), {}
+        for one in going:
+            one._end(error)
+
+    @property
+    def going(self) -> list[SavedCheckpoint]:
+        """Those that are being written."""
+        with self._lock:
+            return list(self._going.values())
+
+
+def as_json(value: Any, what: str) -> bytes:
+    """What travels with a checkpoint. Raises InvalidArgument."""
+    try:
+        data = json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{what}: expected what JSON can say: {error}") from None
+    if len(data) > m.EXTRA_BYTES_MAX:
+        raise InvalidArgument(f"{what}: expected at most {m.EXTRA_BYTES_MAX} bytes as JSON, saw {len(data)}")
+    return data
+
+
+def save(
+    cluster: "Cluster", tag: str | None, only: Sequence[Any] | None, extra: Any, timeout: float
+) -> SavedCheckpoint:
+    """Asks the scheduler, and waits until nothing of the cut can be lost any more."""
+    what = "save" if tag is None else f"save {tag!r}"
+    attendance = cluster._attendance
+    if attendance is None:
+        raise InvalidArgument(f"{what}: checkpoints of servers by their addresses need a scheduler")
+    if cluster._session.begun == 1:
+        raise InvalidArgument(
+            f"{what}: this worker is within iteration {cluster.clock}: some of its BSP objects are pushed or closed, "
+            "and some are not; call tick() first, or save after step()"
+        )
+    if cluster._session.begun == 2:
+        cluster._session.tick(timeout)
+    names = None if only is None else [one if isinstance(one, str) else one.name for one in only]
+    packed = b"" if extra is None else as_json(extra, f"{what}: extra")
+    deadline = time.monotonic() + timeout
+    clock = cluster.clock
+    cluster._session.settle(max(0.0, deadline - time.monotonic()))
+    answer = attendance.member.ask(
+        lambda n: m.Save(n, clock, tag, names, packed), what, max(0.0, deadline - time.monotonic())
+    )
+    return attendance.saver.note(answer.saved, clock)
+
+
+def take_due(cluster: "Cluster") -> None:
+    """Between two iterations, when a checkpoint is due. Whoever asks does so one iteration later than it keeps, so that
+    what the others keep is in it."""
+    attendance = cluster._attendance
+    assert attendance is not None
+    saver = attendance.saver
+    due, saver.due = saver.due, 0
+    if due == _ASKS_NOW:
+        try:
+            save(cluster, None, None, None if saver.keeps is None else saver.keeps(), cluster._timeout)
+        except WindlassError as error:
+            _log.warning("checkpoint: %s", error)
+        return
+    if saver.keeps is not None:
+        attendance.member.tell(m.Keep(cluster.clock, as_json(saver.keeps(), "keep")))
+    if due == _ASKS:
+        saver.due = _ASKS_NOW
+
+
+__all__ = ["CheckpointFailed", "Resumed", "SavedCheckpoint", "Saver", "save"]

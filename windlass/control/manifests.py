@@ -1,0 +1,87 @@
+"""What the scheduler does about checkpoints beside its state: reads one to begin with, and writes manifests."""
+
+import logging
+import time
+
+import msgspec
+
+import windlass
+from windlass import _core
+from windlass._checkpoint.folder import Folder
+from windlass._checkpoint.layout import SAFETENSORS, IndexRef, Manifest, Object, opaque, plain
+from windlass._checkpoint.reader import Checkpoint, find, newest
+from windlass._checkpoint.retention import prune
+from windlass._checkpoint.writer import write_manifest
+from windlass._errors import NotFound
+from windlass.control.leases import Saved as SavedLedger
+from windlass.control.resume import Resume
+from windlass.control.saves import Save
+
+_log = logging.getLogger("windlass.scheduler")
+NEWEST = "newest"
+
+
+class Checkpoints:
+    """The folder of a cluster's checkpoints. write() is called from a thread."""
+
+    def __init__(self, where: str, keep: int, resume: str | None = None, app: str = "") -> None:
+        """`resume`: which one of `app` to begin with, or NEWEST. Raises NotFound, CorruptCheckpoint."""
+        self._folder = Folder(where)
+        self._keep = keep
+        self.resume: Resume | None = None
+        if resume == NEWEST:
+            found, passed = newest(self._folder, app)
+            for place, why, *_ in passed:
+                _log.warning("checkpoint %s is passed over: %s", place.name, why)
+            if found is None:
+                raise NotFound(f"{where}: there is no checkpoint of app {app!r} to resume from")
+            self.resume = resume_of(found)
+        elif resume is not None:
+            self.resume = resume_of(Checkpoint.open(self._folder, find(self._folder, app, resume)))
+
+    def write(self, save: Save, specs: list[bytes]) -> str:
+        """Makes it complete, and removes older ones. What went wrong, if anything did."""
+        try:
+            indexes = [
+                IndexRef(said.name, said.bytes, said.crc32c, server, said.blocks, said.block_bytes)
+                for server, said in sorted(save.indexes.items())
+            ]
+            manifest = Manifest(
+                save.id,
+                save.app,
+                save.clock,
+                time.time(),
+                windlass.__version__,
+                [object_of(spec) for spec in specs],
+                indexes,
+                save.tag,
+                save.partial,
+                save.world_size,
+                opaque(save.ledgers),
+                {name: msgspec.Raw(note) for name, note in save.notes.items()},
+                {str(rank): msgspec.Raw(extra) for rank, extra in save.extra.items()},
+            )
+            write_manifest(self._folder, manifest)
+        except Exception as error:
+            return str(error) or type(error).__name__
+        try:
+            prune(self._folder, save.app, self._keep, {save.id})
+        except Exception as error:
+            _log.warning("checkpoints: older ones stay: %s", error)
+        return ""
+
+
+def object_of(spec: bytes) -> Object:
+    """What the manifest says of an object."""
+    name, is_table, shape, dtype, shards, description, sync = _core.spec_facts(spec)
+    return Object(name, "table" if is_table else "tensor", SAFETENSORS[dtype], shape, shards, spec, description, sync)
+
+
+def resume_of(checkpoint: Checkpoint) -> Resume:
+    """What the scheduler's state has to know."""
+    manifest = checkpoint.manifest
+    where = checkpoint.folder.where(checkpoint.place)
+    ledgers = plain(manifest.ledgers, dict[str, SavedLedger] | None, where) or {}
+    extra = {int(rank): bytes(value) for rank, value in manifest.extra.items()}
+    specs = [one.spec for one in manifest.objects]
+    return Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra)

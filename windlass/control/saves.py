@@ -1,0 +1,208 @@
+"""Checkpoints of a running cluster, as the scheduler orders them. Pure, like State, whose part it is.
+
+    Save ---> Capture to all servers ---> Armed from all: the asker is answered, and goes on
+                                     ---> Saved from all: the shell writes the manifest ---> SaveOver, CaptureOver
+
+One at a time. A server that fails or is lost, and a shard that is beyond the cut, give the checkpoint up: what was
+written of it goes, and the one before stays. The ledgers of leased data are copied before the order goes out, so
+whatever they call done is in the cut.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from windlass.control import messages as m
+from windlass.control.events import SaveManifest, Timer
+from windlass.control.leases import Saved as SavedLedger
+from windlass.control.refusal import Wrong
+
+if TYPE_CHECKING:
+    from windlass.control.model import App
+    from windlass.control.state import State
+
+ARM_SECONDS = 30.0  # for all servers to say that they are armed
+_KEPT_PER_RANK = 8
+
+
+@dataclasses.dataclass
+class Save:
+    """A checkpoint that is being taken."""
+
+    number: int
+    id: str
+    app: str
+    clock: int
+    tag: str | None
+    partial: bool
+    objects: list[int]
+    asker: int  #: incarnation of the worker; 0: nobody waits
+    question: int
+    servers: dict[int, int]  #: incarnations by number
+    ledgers: dict[str, SavedLedger]
+    extra: dict[int, bytes]
+    notes: dict[str, bytes]
+    world_size: int
+    armed: set[int] = dataclasses.field(default_factory=set)
+    indexes: dict[int, m.Saved] = dataclasses.field(default_factory=dict)
+    writing: bool = False  #: the shell is at the manifest
+
+
+class Saves:
+    """See the head of this file."""
+
+    def __init__(self, state: "State") -> None:
+        self._state = state
+        self._next = 1
+        self.going: Save | None = None
+        self._kept: dict[str, dict[int, list[tuple[int, bytes]]]] = {}  # by app and rank: clocks and what is kept
+        self.last: dict[str, tuple[str, int]] = {}  #: the newest complete one, id and clock, by app
+        self.failed: dict[str, str] = {}  #: why the one after it is not there, by app
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def due(self, app: "App") -> None:
+        """The lowest rank asks at its next tick; an app without workers is cut at once."""
+        if app.workers:
+            lowest = min(app.workers)
+            for rank, number in app.workers.items():
+                self._state.tell([number], m.SaveDue(rank == lowest))
+        elif self.going is None:
+            self.begin(m.Save(0, clock=0), app, asker=0)
+
+    def keep(self, app: "App", rank: int, kept: m.Keep) -> None:
+        """What a worker wants back."""
+        of = self._kept.setdefault(app.name, {}).setdefault(rank, [])
+        of.append((kept.clock, kept.extra))
+        del of[:-_KEPT_PER_RANK]
+
+    def begin(self, question: m.Save, app: "App", asker: int) -> None:
+        """Raises Wrong."""
+        state, what = self._state, f"checkpoint of app {app.name!r}"
+        if not state.terms.saves:
+            raise Wrong("InvalidArgument", f"{what}: there is no place for it; start with --checkpoint-dir DIR")
+        if self.going is not None:
+            raise Wrong("InvalidArgument", f"{what}: another one, {self.going.id}, is being taken")
+        if state.lost:
+            raise Wrong("ServerLost", f"{what}: server {min(state.lost)} is lost, and what it held")
+        own = {o.name.partition("/")[2]: o.number for o in state.objects.values() if o.app == app.name}
+        if question.only is not None and (missing := sorted(set(question.only) - set(own))):
+            raise Wrong("NotFound", f"{what}: there is no object {missing[0]!r}")
+        objects = sorted(own.values() if question.only is None else (own[name] for name in question.only))
+        if any(v.object in objects for v in state.moves.values()):
+            raise Wrong("InvalidArgument", f"{what}: shards of it are moving; try again")
+        rank = state.members[asker].index if asker else 0
+        extra = {}
+        for other, kept in self._kept.get(app.name, {}).items():
+            fitting = [value for clock, value in kept if clock <= question.clock]
+            if fitting:
+                extra[other] = fitting[-1]
+        if question.extra:
+            extra[rank] = question.extra
+        number, self._next = self._next, self._next + 1
+        going = self.going = Save(
+            number,
+            f"{(state.terms.cluster + number) % 2**64:016x}",
+            app.name,
+            question.clock,
+            question.tag,
+            question.only is not None,
+            objects,
+            asker,
+            question.number,
+            dict(state.servers),
+            {name: ledger.saved() for (of, name), ledger in state.ledgers.items() if of == app.name},
+            extra,
+            {f"{app.name}/{name}": note for name, note in question.notes.items()},
+            app.world_size,
+        )
+        state.log("info", f"checkpoint {going.id} of app {app.name!r} at clock {going.clock}")
+        placed = [state.objects[object].placed() for object in objects]
+        order = m.Capture(number, going.id, app.name, going.clock, placed)
+        state.tell(going.servers.values(), order)
+        state.act(Timer("save", ARM_SECONDS))
+
+    # -- what servers and the shell say ------------------------------------------------------------------------------
+
+    def armed(self, server: int, message: m.Armed) -> None:
+        going = self.going
+        if going is None or going.number != message.save:
+            return
+        if message.error:
+            self.give_up(message.error)
+            return
+        going.armed.add(server)
+        if len(going.armed) < len(going.servers):
+            return
+        self._state.act(Timer("save", None))
+        if going.asker:
+            self._state.tell([going.asker], m.Answer(going.question, saved=going.id))
+            going.question = 0
+
+    def saved(self, server: int, message: m.Saved) -> None:
+        going = self.going
+        if going is None or going.number != message.save:
+            return
+        if message.error:
+            self.give_up(message.error)
+            return
+        going.indexes[server] = message
+        if len(going.indexes) == len(going.servers) and not going.writing:
+            going.writing = True
+            self._state.act(SaveManifest(going))
+
+    def written(self, number: int, error: str) -> None:
+        """The shell has written the manifest, or could not."""
+        going = self.going
+        if going is None or going.number != number:
+            return
+        if error:
+            self.give_up(error)
+            return
+        self.last[going.app] = going.id, going.clock
+        self.failed.pop(going.app, None)
+        self._state.log("info", f"checkpoint {going.id} of app {going.app!r} is complete")
+        self._over("", complete=True)
+
+    def give_up(self, why: str) -> None:
+        """There will be no such checkpoint."""
+        going = self.going
+        if going is None:
+            return
+        self.failed[going.app] = why
+        self._state.log("error", f"checkpoint {going.id} of app {going.app!r} was given up: {why}")
+        self._over(why, complete=False)
+
+    def late(self) -> None:
+        """Not all servers were armed in time."""
+        if (going := self.going) is not None and len(going.armed) < len(going.servers):
+            missing = sorted(set(going.servers) - going.armed)
+            self.give_up(f"server {missing[0]} had not begun after {ARM_SECONDS:g} s")
+
+    def server_gone(self, index: int, why: str) -> None:
+        if (going := self.going) is not None and index in going.servers and index not in going.indexes:
+            self.give_up(f"server {index} is gone: {why}")
+
+    def status(self) -> dict[str, object]:
+        """For people: what is being taken; the newest complete one; why the one after it is not there."""
+        going, resume = self.going, self._state.resuming.resume
+        return {
+            "going": None if going is None else {"id": going.id, "app": going.app, "clock": going.clock},
+            "last": {app: {"id": id, "clock": clock} for app, (id, clock) in self.last.items()},
+            "failed": dict(self.failed),
+            "resumed": None if resume is None else {"id": resume.id, "app": resume.app, "clock": resume.clock},
+        }
+
+    def _over(self, error: str, *, complete: bool) -> None:
+        going, self.going = self.going, None
+        assert going is not None
+        state = self._state
+        state.act(Timer("save", None))
+        if going.asker in state.members:
+            if going.question and error:
+                state.tell([going.asker], m.Answer(going.question, "CheckpointFailed", error))
+            else:
+                text = error[: m.TEXT_CHARS_MAX]
+                state.tell([going.asker], m.SaveOver(going.id, "CheckpointFailed" if error else "", text))
+        there = [number for index, number in going.servers.items() if state.servers.get(index) == number]
+        state.tell(there, m.CaptureOver(going.number, complete))
+        state.end_if_done()
