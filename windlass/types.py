@@ -3,10 +3,12 @@
 from windlass._client.all_reduce import Reduction
 from windlass._client.buffer_ring import Slots
 from windlass._client.local_steps import Elastic, Local
+from windlass._client.saving import Resumed, SavedCheckpoint
 from windlass._data.lease import Lease
 from windlass._objects.delay import Delayed
 from windlass._objects.expressions import Expression
 from windlass._objects.future import Future, Seen
+from windlass._objects.named import ObjectInfo
 from windlass._objects.query import Histogram, TopK
 from windlass._objects.snapshot import Snapshot
 from windlass._objects.step import Step
@@ -24,9 +26,12 @@ __all__ = [
     "Histogram",
     "Lease",
     "Local",
+    "ObjectInfo",
     "Part",
     "Pulled",
     "Reduction",
+    "Resumed",
+    "SavedCheckpoint",
     "Seen",
     "Slots",
     "Snapshot",

@@ -24,7 +24,7 @@ enum class Break {
 
 // Whether a mechanism is broken. Called only where the mechanism is about to act; a comparison when none is.
 inline bool broken(Break which) {
-  static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths", "terms",  "nonfinite",
+  static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths", "terms",   "nonfinite",
                                        "fence",    "move",      "gate",   "answers", "readers", "capture"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");

@@ -131,7 +131,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void close() { closed_.store(true, std::memory_order_release); }
   bool closed() const { return closed_.load(std::memory_order_acquire); }
   Status usable() const;
-  bool await_closes(int64_t deadline_ns);             // on their way to servers elsewhere
+  bool await_closes(int64_t deadline_ns);  // on their way to servers elsewhere
   // How much of the present iteration of BSP objects this worker has pushed or closed already.
   enum class Begun : uint8_t { kNone, kSome, kAll };
   Begun begun();

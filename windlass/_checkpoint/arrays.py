@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windlass import _core
-from windlass._errors import WindlassError
+from windlass._rules.written import NotWritten, imported, read_rule
 
 _F32 = np.dtype(np.float32)
 
@@ -52,7 +52,7 @@ _HEADS = ("keys", "updates", "touched")
 def parts_of(shelf: _core.Shelf, number: int) -> Parts:
     """Of an object that a server holds."""
     name, spec, is_table, shape, dtype, shards, vectors, row_numbers, shard_numbers, initial = shelf.describe(number)
-    state = state_names(spec)
+    state = state_names(spec, shards)
     if state is None or len(state) != vectors + bool(row_numbers) + bool(shard_numbers):
         state = [f"state{i}" for i in range(vectors)]
         state += ["row"] * bool(row_numbers) + ["shard"] * bool(shard_numbers)
@@ -70,12 +70,10 @@ def parts_of(shelf: _core.Shelf, number: int) -> Parts:
     return Parts(name, spec, True, tuple(shape), dtype, shards, tuple(arrays), tuple(widths), initial)
 
 
-def state_names(spec: bytes) -> list[str] | None:
+def state_names(spec: bytes, shards: int) -> list[str] | None:
     """What users call the rule's state, in the core's order; None if the rule is not known here."""
+    _, _, shape, _, rule, text, *_ = _core.read_object(spec)
     try:
-        from windlass._objects.named import rule_in  # type: ignore[import-untyped]
-
-        rule, shape, shards = rule_in(spec)
-        return list(rule._state_shapes(shape, shards))
-    except (ImportError, WindlassError):
+        return list(read_rule(text, rule, tuple(shape), imported)._state_shapes(tuple(shape), shards))
+    except NotWritten:
         return None

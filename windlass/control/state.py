@@ -801,7 +801,7 @@ class State:
 
     def place_anew(self, spec: bytes, app: str) -> Object:
         """An object of a checkpoint."""
-        return self._open(spec, app)
+        return self._open(spec, app, makes=True)
 
     def fail(self, why: str) -> None:
         """The cluster cannot begin."""
