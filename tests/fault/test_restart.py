@@ -1,0 +1,379 @@
+"""Checkpoints of a cluster: what is in them, and what a cluster that begins from one goes on with."""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import PATIENCE_S
+
+import windlass as wl
+from windlass._checkpoint.folder import Folder
+from windlass._checkpoint.reader import Checkpoint, find, newest
+from windlass.testing.cluster import LocalCluster, until
+
+WINDLASS = [sys.executable, "-m", "windlass"]
+ROWS, DIM, WIDTH = 2_000, 4, 3_000
+APP = "default"
+
+
+def numbers(rank: int, clock: int, *shape: int) -> "np.ndarray[Any, Any]":
+    return np.random.default_rng(1000 * clock + rank).normal(size=shape).astype(np.float32)
+
+
+class Trainer:
+    """One worker; what it does at a clock depends on its rank and the clock alone."""
+
+    def __init__(self, cluster: wl.Cluster, sync: str) -> None:
+        self.cluster = cluster
+        self.w = cluster.tensor("w", (WIDTH, 10), rule=wl.Adam(lr=0.1), init=wl.Normal(std=1.0), sync=sync)
+        self.t = cluster.table("t", DIM, rule=wl.RowAdagrad(lr=0.1), init=wl.Normal(std=1.0), sync=sync)
+        self.n = cluster.tensor("n", (3,), rule=wl.Sum(), dtype="int64", sync=sync)
+        self.d = cluster.tensor("d", like=self.w, sync=sync)
+
+    def train(self, until_clock: int) -> None:
+        while (clock := self.cluster.clock) < until_clock:
+            rank = self.cluster.rank
+            keys = np.random.default_rng(clock + 7 * rank).integers(0, ROWS, 300).astype(np.uint64)
+            with self.cluster.step() as step:
+                step.push_pull(self.w, numbers(rank, clock, WIDTH, 10))
+                step.push(self.t, keys, numbers(rank, clock, 300, DIM))
+                step.push(self.n, np.full(3, clock, np.int64))
+
+
+def together(*jobs: Any) -> None:
+    """Runs them in threads; raises what any of them raises."""
+    errors: list[BaseException] = []
+
+    def run(job: Any) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    if errors:
+        raise errors[0]
+
+
+def pair(cluster: LocalCluster) -> list[wl.Cluster]:
+    """Two workers."""
+    made: dict[int, wl.Cluster] = {}
+    jobs = [lambda rank=rank: made.update({rank: cluster.connect(rank=rank, world_size=2)}) for rank in (0, 1)]
+    together(*jobs)
+    return [made[0], made[1]]
+
+
+def trained(until_clock: int) -> str:
+    """The fingerprint of an undisturbed run."""
+    with LocalCluster(servers=1) as cluster:
+        workers = pair(cluster)
+        together(*[lambda one=one: Trainer(one, "bsp").train(until_clock) for one in workers])
+        found = workers[0].fingerprint()
+        together(*[one.close for one in workers])
+        return found
+
+
+def test_under_bsp_a_checkpoint_has_the_updates_before_its_clock_and_training_goes_on_from_it_bit_for_bit(
+    tmp_path: pathlib.Path,
+) -> None:
+    saved: list[wl.types.SavedCheckpoint] = []
+
+    def first(one: wl.Cluster) -> None:
+        trainer = Trainer(one, "bsp")
+        trainer.train(5)
+        if one.rank == 0:
+            saved.append(one.save("five", extra={"epoch": 2}))
+        trainer.train(9)  # while it is being written
+
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster:
+        workers = pair(cluster)
+        together(*[lambda one=one: first(one) for one in workers])
+        assert saved[0].wait(PATIENCE_S).clock == 5
+        final = workers[0].fingerprint()
+        together(*[one.close for one in workers])
+    assert final == trained(9)
+
+    checkpoint = Checkpoint.open(Folder(tmp_path), find(Folder(tmp_path), APP, "five"))
+    checkpoint.verify()
+    assert {one.name for one in checkpoint.manifest.objects} == {"default/w", "default/t", "default/n", "default/d"}
+    for servers in (1, 3):
+        with LocalCluster(servers=servers, checkpoint_dir=tmp_path, resume="five") as cluster:
+            workers = pair(cluster)
+            for one in workers:
+                assert (one.clock, one.resumed and one.resumed.clock) == (5, 5)
+            assert workers[0].resumed is not None and workers[0].resumed.extra == {"epoch": 2}
+            assert workers[1].resumed is not None and workers[1].resumed.extra is None
+            assert workers[0].fingerprint() == trained(5)
+            assert workers[0].tensor("w").shape == (WIDTH, 10)  # by its name alone
+            together(*[lambda one=one: Trainer(one, "bsp").train(9) for one in workers])
+            assert workers[0].fingerprint() == final
+            together(*[one.close for one in workers])
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp:2"])
+def test_elsewhere_each_shard_has_the_pushes_that_its_watermarks_name(sync: str, tmp_path: pathlib.Path) -> None:
+    """The witness: ones that are pushed to sums, so that each shard counts its pushes."""
+    stop = threading.Event()
+
+    def push(one: wl.Cluster) -> None:
+        n = one.tensor("n", (200_000,), rule=wl.Sum(), dtype="int64", sync=sync)
+        while not stop.is_set():
+            n.push(np.ones(200_000, np.int64))
+            one.tick()
+
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster:
+        workers = pair(cluster)
+
+        def save() -> None:
+            try:
+                n = workers[0].tensor("n", (200_000,), rule=wl.Sum(), dtype="int64", sync=sync)
+                for _ in range(3):
+                    for _ in range(5):
+                        n.push(np.ones(200_000, np.int64))
+                        workers[0].tick()
+                    workers[0].save().wait(PATIENCE_S)
+            finally:
+                stop.set()
+
+        together(lambda: push(workers[1]), save)
+        together(*[one.close for one in workers])
+    folder = Folder(tmp_path)
+    assert len(folder.places(APP)) == 3
+    for place in folder.places(APP):
+        checkpoint = Checkpoint.open(folder, place)
+        values = {read.shard: read.arrays["weights"] for read in checkpoint.read()}
+        for shard in checkpoint.shards("default/n"):
+            pushed = sum(record.sequence for record in shard.facts.records)
+            assert (values[shard.shard] == pushed).all()
+            own = next(record for record in shard.facts.records if record.rank == 0)
+            assert own.sequence >= place.clock  # all that was closed before the cut
+
+
+def test_what_is_leased_goes_on_where_it_was_and_every_sample_is_seen(tmp_path: pathlib.Path) -> None:
+    seen: set[int] = set()
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path) as cluster, cluster.connect() as one:
+        w = one.tensor("w", (4,), rule=wl.Sum(), sync="bsp")
+        for at, samples in enumerate(one.lease(400, 10)):
+            seen.update(samples.tolist())
+            w.push(np.ones(4, np.float32))
+            one.tick()
+            if at == 24:
+                one.save().wait(PATIENCE_S)
+                break
+    before = set(seen)
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, resume="newest") as cluster, cluster.connect() as one:
+        again = 0
+        for samples in one.lease(400, 10):
+            again += len(before & set(samples.tolist()))
+            seen.update(samples.tolist())
+            one.tick()
+    assert seen == set(range(400))
+    assert again < 250  # what was done is not done again, but for what was under way
+
+
+def test_a_checkpoint_within_an_iteration_is_refused_and_names_tick(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path) as cluster, cluster.connect() as one:
+        w = one.tensor("w", (4,), rule=wl.Sum(), sync="bsp")
+        v = one.tensor("v", (4,), rule=wl.Sum(), sync="bsp")
+        w.push(np.ones(4, np.float32))
+        with pytest.raises(wl.InvalidArgument, match=r"within iteration 0.*call tick\(\) first"):
+            one.save()
+        one.tick()
+        w.push_pull(np.ones(4, np.float32))
+        v.push_pull(np.ones(4, np.float32))
+        assert one.save().wait(PATIENCE_S).clock == 2  # all of the iteration was closed, so that it ended
+        with pytest.raises(wl.NotFound, match="there is no object 'nothing'"):
+            one.save(only=["nothing"])
+        with pytest.raises(wl.InvalidArgument, match="extra: expected what JSON can say"):
+            one.save(extra=object())
+
+
+def test_without_a_place_for_checkpoints_there_is_an_error_that_names_the_option() -> None:
+    with (
+        LocalCluster(servers=1) as cluster,
+        cluster.connect() as one,
+        pytest.raises(wl.InvalidArgument, match="--checkpoint-dir"),
+    ):
+        one.save()
+
+
+def test_a_disk_that_refuses_ends_the_checkpoint_and_not_the_training(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "default").write_text("where a folder should be")
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster, cluster.connect() as one:
+        trainer = Trainer(one, "bsp")
+        trainer.train(2)
+        with pytest.raises(wl.CheckpointFailed, match="default"):
+            one.save().wait(PATIENCE_S)
+        trainer.train(4)
+        (tmp_path / "default").unlink()
+        one.save().wait(PATIENCE_S)
+        assert newest(Folder(tmp_path), APP).checkpoint is not None
+
+
+def test_a_server_that_dies_ends_the_checkpoint_and_the_one_before_stays(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, checkpoint_rate=200_000) as cluster:
+        one = cluster.connect()
+        Trainer(one, "asp").train(2)
+        saved = one.save()
+        cluster.servers[1].kill()
+        with pytest.raises(wl.CheckpointFailed, match="server 1 is gone"):
+            saved.wait(PATIENCE_S)
+        with pytest.raises(wl.ServerLost, match="server 1"):
+            one.save()
+    found = newest(Folder(tmp_path), APP)
+    assert found.checkpoint is None
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, resume="newest") as cluster:
+        assert cluster.scheduler.wait(PATIENCE_S) != 0
+        assert "no checkpoint of app 'default' to resume from" in cluster.scheduler.output()
+
+
+SCRIPT = """
+import sys, time
+import numpy as np
+import windlass as wl
+cluster = wl.connect(timeout=300)
+w = cluster.tensor("w", (400, 50), rule=wl.Adam(lr=0.1), init=wl.Normal(std=1.0), sync="bsp")
+t = cluster.table("t", 4, rule=wl.Adagrad(lr=0.1), sync="bsp")
+print("begins at", cluster.clock, flush=True)
+while cluster.clock < int(sys.argv[1]):
+    r = np.random.default_rng(100 * cluster.clock + cluster.rank)
+    keys = r.integers(0, 3000, 200).astype(np.uint64)
+    with cluster.step() as step:
+        step.push_pull(w, r.normal(size=(400, 50)).astype(np.float32))
+        step.push(t, keys, r.normal(size=(200, 4)).astype(np.float32))
+    time.sleep(float(sys.argv[2]))
+cluster.barrier(timeout=300)
+if cluster.rank == 0:
+    print("fingerprint", cluster.fingerprint(), flush=True)
+cluster.barrier(timeout=300)
+"""
+
+
+def run(tmp_path: pathlib.Path, *options: str, steps: int = 30, pause: float = 0.05) -> "subprocess.Popen[str]":
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    command = [*WINDLASS, "run", "--workers", "2", "--checkpoint-dir", str(tmp_path / "saved"), *options]
+    return subprocess.Popen(
+        [*command, str(path), str(steps), str(pause)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def fingerprint_in(output: str) -> str:
+    return output.rpartition("fingerprint ")[2].split()[0]
+
+
+def complete(tmp_path: pathlib.Path) -> int:
+    """How many checkpoints there are."""
+    folder = Folder(tmp_path / "saved")
+    return sum(folder.entry(place).complete for place in folder.places(APP))
+
+
+@pytest.fixture
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+    with run(tmp_path_factory.mktemp("undisturbed"), pause=0.0) as process:
+        return fingerprint_in(process.communicate(timeout=PATIENCE_S)[0])
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
+    undisturbed: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
+) -> None:
+    kills = 50 if request.config.getoption("--accurate") else 3
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    resume: list[str] = []
+    bit = 0
+    for at in range(kills):
+        servers = chance.choice(["1", "2", "3"])
+        with run(
+            tmp_path, "--servers", servers, "--checkpoint-every", "4", "--checkpoint-keep", "2", *resume, pause=0.1
+        ) as process:
+            if not resume:
+                until(lambda: complete(tmp_path) > 0 or process.poll() is not None, "a first checkpoint", PATIENCE_S)
+            time.sleep(chance.uniform(0.0, 2.5))
+            bit += process.poll() is None
+            with contextlib.suppress(ProcessLookupError):  # it was done
+                os.killpg(process.pid, signal.SIGKILL)
+            output = process.communicate(timeout=PATIENCE_S)[0]
+            assert at == 0 or "begins at 0\n" not in output, output
+        resume = ["--resume"]
+    assert bit > 0
+    with run(tmp_path, "--servers", "2", *resume, pause=0.0) as process:
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, output
+    assert fingerprint_in(output) == undisturbed
+
+
+def test_when_a_server_is_lost_the_run_starts_again_from_the_last_checkpoint(
+    undisturbed: str, tmp_path: pathlib.Path
+) -> None:
+    with run(tmp_path, "--servers", "2", "--checkpoint-every", "3") as process:
+        until(lambda: complete(tmp_path) > 0 or process.poll() is not None, "a first checkpoint", PATIENCE_S)
+        server = next(pid for pid, line in children(process.pid) if "roles server" in line)
+        os.kill(server, signal.SIGKILL)
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 0, output
+    assert "restart 1 of 3, from the last checkpoint" in output
+    assert fingerprint_in(output) == undisturbed
+
+
+def test_sigterm_takes_a_checkpoint_before_the_run_ends(undisturbed: str, tmp_path: pathlib.Path) -> None:
+    with run(tmp_path, "--servers", "2") as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "begins at 0" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert complete(tmp_path) == 1
+    with run(tmp_path, "--servers", "1", "--resume", pause=0.0) as process:
+        assert fingerprint_in(process.communicate(timeout=PATIENCE_S)[0]) == undisturbed
+
+
+def test_resuming_needs_a_place_and_one_choice(tmp_path: pathlib.Path) -> None:
+    for options, said in (
+        (["--resume"], "name it with --checkpoint-dir DIR"),
+        (["--resume", "--resume-from", "x", "--checkpoint-dir", "d"], "give one"),
+        (["--checkpoint-every", "often"], "expected seconds, such as 600s, or iterations"),
+    ):
+        path = tmp_path / "train.py"
+        path.write_text("")
+        command = [*WINDLASS, "run", *options, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode != 0
+        assert said in " ".join(done.stderr.replace("│", " ").split())
+
+
+def children(pid: int) -> list[tuple[int, str]]:
+    """Processes that it has started, with their command lines."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, ValueError):
+            continue
+        if parent == pid:
+            found.append((int(entry.name), line))
+    return found
