@@ -66,6 +66,7 @@ CHANGES: dict[str, Callable[[wl.Cluster, wl.Tensor, wl.Tensor, wl.Table], object
     "tick": lambda c, w, d, t: c.tick(),
     "barrier": lambda c, w, d, t: c.barrier(),
     "all_reduce": lambda c, w, d, t: c.all_reduce(1.0),
+    "save": lambda c, w, d, t: c.save(),
     "lease 'data'": lambda c, w, d, t: c.lease(10, 2),
     "lease 'data', split for good": lambda c, w, d, t: c.lease(10, 2, split="static"),
 }
@@ -139,6 +140,8 @@ def test_a_reader_reads_and_changes_nothing(cluster: wl.Cluster, sync: str):
     check_reads(cluster, reader)
     check_makes_nothing(cluster, reader)
     reader.close()
+    with pytest.raises(wl.Closed):
+        reader.objects()
     cluster.tensor("w").pull()  # the engine inside the process is the worker's, too
 
 

@@ -63,7 +63,21 @@ TEST(an_object_is_opened_again_with_the_same_spec_only) {
   CHECK_OK(TensorClient::open(worker.session, std::string(256, 'x'), sums({1}), &tensor));
   std::shared_ptr<Session> session;
   CHECK_CODE(Session::open(worker.engine, 2, 2, &session), Code::kInvalidArgument);
-  CHECK_CODE(Session::open(worker.engine, 0, 0, &session), Code::kInvalidArgument);
+  CHECK_CODE(Session::open(worker.engine, 1, 0, &session), Code::kInvalidArgument);
+}
+
+TEST(a_reader_inside_the_process_opens_what_is_there_and_makes_nothing) {
+  Worker worker;
+  const std::shared_ptr<TensorClient> made = worker.tensor("w", sums({1}));
+  std::shared_ptr<Session> reader;
+  CHECK_OK(Session::open(worker.engine, 0, 0, &reader));
+  std::shared_ptr<TensorClient> tensor;
+  std::shared_ptr<TableClient> table;
+  CHECK_OK(TensorClient::open(reader, "w", sums({1}), &tensor));
+  CHECK_CODE(TensorClient::open(reader, "v", sums({1}), &tensor), Code::kAccessDenied);
+  CHECK_CODE(TableClient::open(reader, "t", test::row_sums(1), &table), Code::kAccessDenied);
+  CHECK_CODE(reader->tick(limits::kNoDeadline), Code::kAccessDenied);
+  CHECK_OK(worker.session->tick(limits::kNoDeadline));
 }
 
 TEST(sessions_have_numbers_sequences_and_incarnations_of_their_own) {

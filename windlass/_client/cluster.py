@@ -637,8 +637,6 @@ class Cluster:
         """`failed`: this worker did not finish, and may be replaced."""
         if self._engine.forked or isinstance(self._engine, Released):
             return
-        if self._remote is None and self._reads:  # the engine is the others', too
-            self._session.raise_unseen()
         if self._further and self._remote is None and not self._engine.closed:
             self._close_alone(timeout, failed=failed)
             return
