@@ -159,6 +159,16 @@ def _rule(cluster: "Cluster", spec: _Spec, what: str) -> Rule:
         raise InvalidArgument(f"{what}: its rule cannot be read here ({error}); open it with its whole spec") from error
 
 
+def rule_in(spec: bytes) -> tuple[Rule, tuple[int, ...], int]:
+    """The rule in the bytes of a spec, the shape of the tensor or of a table's row, and the count of shards."""
+    about = _Spec(*_core.read_object(spec))
+    try:
+        rule = read_rule(about.rule_text, about.rule, tuple(about.shape), imported)
+    except NotWritten as error:
+        raise InvalidArgument(f"{about.kind} {about.full_name!r}: its rule cannot be read here ({error})") from error
+    return rule, tuple(about.shape), len(_core.read_spec(spec)[3])
+
+
 def open_tensor(cluster: "Cluster", name: str) -> Tensor:
     """A tensor that is there, as it was made."""
     spec = find(cluster, name, "tensor")
