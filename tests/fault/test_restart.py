@@ -114,8 +114,7 @@ def test_under_bsp_a_checkpoint_has_the_updates_before_its_clock_and_training_go
             workers = pair(cluster)
             for one in workers:
                 assert (one.clock, one.resumed and one.resumed.clock) == (5, 5)
-            assert workers[0].resumed is not None and workers[0].resumed.extra == {"epoch": 2}
-            assert workers[1].resumed is not None and workers[1].resumed.extra is None
+            assert [one.resumed and one.resumed.extra for one in workers] == [{"epoch": 2}, None]
             assert workers[0].fingerprint() == trained(5)
             assert workers[0].tensor("w").shape == (WIDTH, 10)  # by its name alone
             together(*[lambda one=one: Trainer(one, "bsp").train(9) for one in workers])
