@@ -13,7 +13,7 @@ TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -61,6 +61,11 @@ test-all: setup ## all tests, each in its long form and with all its cases; hour
 	$(BIN)/cmake --build $(RELEASE) --target core_test --parallel $(JOBS)
 	$(RELEASE)/core_test --accurate
 	$(call pytest,--accurate)
+
+# Apart from the others: what S3's clients are made of cannot be installed beside the versions in constraints.txt.
+test-s3: setup ## checkpoints on S3, against moto's server
+	test -e build/s3/moto || $(BIN)/pip install --quiet --disable-pip-version-check --target build/s3 s3fs moto flask flask-cors
+	PYTHONPATH=build/s3 $(BIN)/python -m pytest -q tests/checkpoint/test_s3.py
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested

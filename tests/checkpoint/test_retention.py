@@ -129,3 +129,9 @@ def test_an_app_has_one_folder_and_it_is_below_the_root(folder: Folder, app: str
     assert made.place.path.split("/")[0] == name
     assert made.path.parent == pathlib.Path(folder.store.url) / name
     assert folder.apps() == [app]
+
+
+def test_a_folder_of_others_is_no_app(any_folder: Folder):
+    made = make(any_folder)
+    any_folder.store.write("exports", "model.safetensors", [b"x"])
+    assert any_folder.apps() == [made.place.app]

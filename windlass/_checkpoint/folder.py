@@ -42,7 +42,8 @@ class Folder:
 
     def apps(self) -> list[str]:
         """Apps that have checkpoints here, sorted."""
-        return sorted(app for name in self.store.folders("") if (app := unescape(name)) is not None)
+        named = (unescape(name) for name in self.store.folders(""))
+        return sorted(app for app in named if app is not None and self.places(app))
 
     def places(self, app: str) -> list[Place]:
         """Of an app's checkpoints, by clock, complete or not."""

@@ -13,6 +13,8 @@ from windlass._checkpoint.store import Bytes, Found, Pace, failed, wrong_size
 from windlass._errors import InvalidArgument, WindlassError
 
 _CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created")  # what file systems call it
+#: Their clients would make a bucket where the name of one was mistyped.
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "r2"}
 
 
 class RemoteStore:
@@ -29,6 +31,8 @@ class RemoteStore:
         except ValueError as error:
             raise InvalidArgument(f"checkpoint: {url}: {error}") from None
         self._root = self._root.rstrip("/")
+        protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else {*self._fs.protocol}
+        self._has_folders = not protocols & _WITHOUT_FOLDERS
         self.url = url.rstrip("/")
 
     def folders(self, path: str) -> list[str]:
@@ -49,7 +53,9 @@ class RemoteStore:
         with self._failing(f"{path}/{name}", "cannot be written"):
             try:
                 self._fs.pipe_file(at, data)
-            except FileNotFoundError:  # a file system with folders
+            except FileNotFoundError:
+                if not self._has_folders:
+                    raise
                 self._fs.makedirs(self._at(path), exist_ok=True)
                 self._fs.pipe_file(at, data)
         return FileRef(name, len(data), _core.crc32c(data))
