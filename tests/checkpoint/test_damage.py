@@ -60,6 +60,7 @@ def test_every_flipped_byte_of_every_file_is_noticed(older: Made, made: Made):
                     unnoticed.append((file.name, at))
                 f.seek(at)
                 f.write(bytes([byte]))
+    print(f"{sum(file.stat().st_size for file in files_of(made))} bytes flipped")
     assert not check(older, made, made.path / "none")
     assert not unnoticed, "no byte is without meaning: JSON is compact, and blocks are summed whole"
 
@@ -126,3 +127,17 @@ def test_a_file_that_changes_after_the_sizes_were_checked_is_noticed(made: Made)
     file.write_bytes(file.read_bytes() + b"more")
     with pytest.raises(wl.CorruptCheckpoint, match=r"server-0-0000\.safetensors: expected \d+ bytes, saw"):
         checkpoint.verify()
+
+
+def test_a_reader_that_believes_every_checksum_turns_this_red(older: Made, made: Made, monkeypatch: pytest.MonkeyPatch):
+    real = made.folder.store.read
+    monkeypatch.setattr(
+        made.folder,
+        "read",
+        lambda place, file: real(place.path, file.name, file.bytes)[0],
+    )
+    block = made.path / "server-0-0000.safetensors"
+    data = block.read_bytes()
+    write(block, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(AssertionError):
+        check(older, made, block)

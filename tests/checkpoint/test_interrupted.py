@@ -107,6 +107,7 @@ def test_an_error_at_any_step_leaves_the_one_before_and_nothing_else(
         assert found.checkpoint is not None
         assert found.checkpoint.place == older.place
         assert [entry.place for entry in folder.entries("default")] == [older.place]
+    print(f"{failed} of {n} calls failed")
     assert failed > n - 4, "threads that make a folder at once may call once more or less"
     assert equal(content(Checkpoint.open(folder, older.place)), older.shards)
 
@@ -142,10 +143,8 @@ def test_a_death_at_any_step_leaves_the_one_before_and_what_is_pruned_later(
         older = make(folder, clock=5, created=1e9)
 
 
-def test_names_are_given_to_synced_files_and_the_manifest_comes_after_synced_folders(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-):
-    system = System(0, None)
+def check_order(folder: Folder, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls of a save: what must be on the disk before something else happens."""
     monkeypatch.setattr(local, "os", system)
     made = save(folder)
     fds: dict[int, str] = {}
@@ -164,6 +163,21 @@ def test_names_are_given_to_synced_files_and_the_manifest_comes_after_synced_fol
     manifest = named.pop("manifest.json")
     folder_synced = [at for at, (name, of) in enumerate(system.calls) if name == "fsync" and at > max(named.values())]
     assert max(named.values()) < folder_synced[0] < manifest < synced[str(made.path)]
+
+
+def test_names_are_given_to_synced_files_and_the_manifest_comes_after_synced_folders(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+):
+    check_order(folder, System(0, None), monkeypatch)
+
+
+def test_a_writer_that_syncs_nothing_turns_this_red(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    class Careless(System):
+        def __getattr__(self, name: str) -> Any:
+            return (lambda fd: None) if name == "fsync" else super().__getattr__(name)
+
+    with pytest.raises(AssertionError, match="before its bytes were on the disk"):
+        check_order(folder, Careless(0, None), monkeypatch)
 
 
 @pytest.fixture
