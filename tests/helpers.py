@@ -163,6 +163,8 @@ def every_call(
         "Table.pull in a step": lambda: in_step(cluster, "pull", table, [1, 2]),
         "Table.push in a step": lambda: in_step(cluster, "push", table, [1, 2], rows),
         "Table.delete": lambda: table.delete([1]),
+        "Table.put": lambda: table.put([1, 2], rows),
+        "Table.export with state": lambda: list(table.export(state=True)),
         "Table.export": lambda: list(table.export()),
         "Table.delete where": lambda: table.delete(where=wl.row[0] > 1e9),
         "Table.export where": lambda: list(table.export(where=wl.key > 0)),

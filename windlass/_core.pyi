@@ -450,6 +450,15 @@ def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)]) -> tupl
 class Export:
     """Walks a table in chunks."""
 
+class Scanned(enum.Enum):
+    """What an export returns."""
+
+    ROWS = 0
+
+    KEYS = 1
+
+    ROWS_WITH_STATE = 2
+
     def next(self, most: int, timeout: float) -> tuple: ...
 
 class Table:
@@ -474,6 +483,11 @@ class Table:
     def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
         """
         Takes rows out, or those for which an expression holds; returns how many.
+    def put(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], parts: list, updates: object | None, timeout: float) -> None:
+        """
+        Sets rows: weights, then the arrays of state; None is left out and starts anew.
+        """
+
         """
 
     def query(self, query: bytes, timeout: float) -> bytes:
@@ -492,7 +506,7 @@ class Table:
         The server that has a shard, as this client knows, and since which term.
         """
 
-    def export(self, where: bytes, keys_only: bool) -> Export:
+    def export(self, where: bytes, what: Scanned) -> Export:
         """All rows, or those for which an expression holds."""
 
 class Departure:

@@ -8,6 +8,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+
 #include "bind/bind.h"
 #include "client/op/step.h"
 
@@ -90,30 +92,87 @@ uint64_t erase(TableClient& t, const In& keys, const nb::bytes& where, double ti
   return call->erased();
 }
 
+// Parts of rows, in the order of RowForm, as arrays with a row per key; None for one that is left out.
+void put(TableClient& t, const In& keys, nb::list parts, nb::handle updates, double timeout) {
+  const int64_t portion_ns = deadline_in(timeout) - os::now_ns();
+  const auto wrong = [&](const std::string& why) {
+    return StatusError{Status(Code::kShapeMismatch, "table '" + t.name() + "': " + why)};
+  };
+  const std::vector<uint32_t> sizes = RowForm::parts_of(t.spec());
+  if (nb::len(parts) != sizes.size() || parts[0].is_none())
+    throw wrong("expected weights and " + std::to_string(sizes.size() - 1) + " arrays of state");
+  std::vector<std::optional<In>> kept(sizes.size() + 1);
+  RowArrays rows;
+  rows.keys = to_keys({"table", t.name(), "keys"}, keys);
+  const auto read = [&](const char* role, nb::handle given, size_t i, Dtype dtype, uint64_t elements) -> void* {
+    Array a;
+    if (!any_array({"table", t.name(), role}, given, &kept[i], &a)) return nullptr;
+    if (a.dtype == dtype && a.elements() == elements) return a.data;
+    throw wrong(std::string(role) + ": expected " + std::to_string(elements) + " of " + name_of(dtype) + ", saw " +
+                std::to_string(a.elements()) + " of " + name_of(a.dtype));
+  };
+  for (size_t i = 0; i < sizes.size(); ++i)
+    rows.parts.push_back(static_cast<const float*>(
+        read(i == 0 ? "weights" : "state", parts[i], i, Dtype::kFloat32, rows.keys.n * sizes[i])));
+  rows.counts = static_cast<const int64_t*>(read("updates", updates, sizes.size(), Dtype::kInt64, rows.keys.n));
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = t.put(rows, portion_ns);
+  }
+  raise_if_error(std::move(status));
+}
+
 // Iterates over a table in chunks.
 class Export {
  public:
-  Export(std::shared_ptr<TableClient> table, const nb::bytes& where, bool keys_only)
-      : table_(std::move(table)), where_(where.c_str(), where.size()), keys_only_(keys_only) {}
+  Export(std::shared_ptr<TableClient> table, const nb::bytes& where, Scan::What what)
+      : table_(std::move(table)), where_(where.c_str(), where.size()), what_(what) {}
 
+  // Keys; weights; and with state an array for each part of it, and the counts of updates.
   nb::tuple next(size_t most, double timeout) {
     const int64_t deadline = deadline_in(timeout);
     std::vector<uint64_t> keys;
-    std::vector<float> weights;
+    std::vector<float> rows;
+    std::vector<std::vector<float>> parts;
+    std::vector<int64_t> counts;
     Status status;
     {
       nb::gil_scoped_release release;
-      status = table_->scan(&cursor_, most, where_, deadline, &keys, keys_only_ ? nullptr : &weights);
+      status = table_->scan(&cursor_, most, what_, where_, deadline, &keys, &rows);
+      if (status.ok() && what_ == Scan::kRowsWithState) split(rows, keys.size(), &parts, &counts);
     }
     raise_if_error(std::move(status));
     const size_t n = keys.size(), dim = table_->spec().dim;
-    return nb::make_tuple(to_numpy(std::move(keys), {n}), to_numpy(std::move(weights), {keys_only_ ? 0 : n, dim}));
+    nb::object key_array = nb::cast(to_numpy(std::move(keys), {n}));
+    if (what_ != Scan::kRowsWithState)
+      return nb::make_tuple(key_array, to_numpy(std::move(rows), {what_ == Scan::kKeys ? 0 : n, dim}));
+    const std::vector<uint32_t> sizes = RowForm::parts_of(table_->spec());
+    nb::list state;
+    for (size_t i = 1; i < sizes.size(); ++i) state.append(to_numpy(std::move(parts[i]), {n, sizes[i]}));
+    return nb::make_tuple(key_array, to_numpy(std::move(parts[0]), {n, dim}), state, to_numpy(std::move(counts), {n}));
   }
 
  private:
+  // Of n rows in the form RowForm::all().
+  void split(const std::vector<float>& rows, size_t n, std::vector<std::vector<float>>* parts,
+             std::vector<int64_t>* counts) const {
+    const std::vector<uint32_t> sizes = RowForm::parts_of(table_->spec());
+    for (const uint32_t size : sizes) parts->emplace_back().reserve(n * size);
+    counts->reserve(n);
+    const float* from = rows.data();
+    for (size_t row = 0; row < n; ++row) {
+      for (size_t i = 0; i < sizes.size(); from += sizes[i++])
+        (*parts)[i].insert((*parts)[i].end(), from, from + sizes[i]);
+      uint32_t count = 0;
+      std::memcpy(&count, from++, sizeof count);
+      counts->push_back(count);
+    }
+  }
+
   const std::shared_ptr<TableClient> table_;
   const std::string where_;
-  const bool keys_only_;
+  const Scan::What what_;
   ScanCursor cursor_;
 };
 
@@ -137,6 +196,10 @@ nb::tuple unique_keys(const In& array) {
 void bind_table(nb::module_& m) {
   m.def("unique", &unique_keys, nb::arg("keys"), "Each key once, as uint64, and for every key its place there.");
 
+  nb::enum_<Scan::What>(m, "Scanned", "What an export returns.")
+      .value("ROWS", Scan::kRows)
+      .value("KEYS", Scan::kKeys)
+      .value("ROWS_WITH_STATE", Scan::kRowsWithState);
   nb::class_<Export>(m, "Export", "Walks a table in chunks.")
       .def("next", &Export::next, nb::arg("most"), nb::arg("timeout"));
 
@@ -170,6 +233,8 @@ void bind_table(nb::module_& m) {
       .def("call", &call_function<TableClient>, nb::arg("name"), nb::arg("arguments"), nb::arg("timeout"),
            nb::sig("def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]"),
            "A function of the user's, called with every shard: its results.")
+      .def("put", &put, nb::arg("keys"), nb::arg("parts"), nb::arg("updates").none(), nb::arg("timeout"),
+           "Sets rows: weights, then the arrays of state; None is left out and starts anew.")
       .def("erase", &erase, nb::arg("keys"), nb::arg("where"), nb::arg("timeout"),
            "Takes rows out, or those for which an expression holds; returns how many.")
       .def("query", &query<TableClient>, nb::arg("query"), nb::arg("timeout"), "The answer to a query, as bytes.")
@@ -185,10 +250,10 @@ void bind_table(nb::module_& m) {
            "The server that has a shard, as this client knows, and since which term.")
       .def(
           "export",
-          [](std::shared_ptr<TableClient> t, const nb::bytes& where, bool keys_only) {
-            return std::make_unique<Export>(std::move(t), where, keys_only);
+          [](std::shared_ptr<TableClient> t, const nb::bytes& where, Scan::What what) {
+            return std::make_unique<Export>(std::move(t), where, what);
           },
-          nb::arg("where"), nb::arg("keys_only"), "All rows, or those for which an expression holds.");
+          nb::arg("where"), nb::arg("what"), "All rows, or those for which an expression holds.");
 }
 
 }  // namespace windlass::bind

@@ -76,6 +76,9 @@ struct Layout {
 struct RowHead {
   uint32_t count = 0;
   uint32_t touched = 0;
+  // Whether the row holds more than the initialiser gave it: it was updated or put. A put row that counts no update is
+  // touched by a version above 0.
+  bool is_changed() const { return count != 0 || touched != 0; }
   float* scalars() { return reinterpret_cast<float*>(this + 1); }
   const float* scalars() const { return reinterpret_cast<const float*>(this + 1); }
 };

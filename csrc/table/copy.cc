@@ -1,4 +1,5 @@
-// Rows of a table as bytes, docs/formats/shard.md: key u64, count u32, touched u32, numbers of the row, weights, state.
+// Rows of a table as bytes. For a shard that moves, docs/formats/shard.md: key u64, count u32, touched u32, numbers of
+// the row, weights, state. For clients that put or export them, docs/formats/wire.md: RowForm.
 #include <algorithm>
 #include <cstring>
 
@@ -111,7 +112,7 @@ Status Table::put_rows(TableShard& s, uint32_t shard, const std::byte* rows, siz
 
 void Table::capture_row(TableShard& s, uint64_t hash, uint32_t row) const {
   s.capture->mark(row);
-  if (head(s, row)->count != 0) copy_row(s, unmix(hash), row, s.capture->add(copy_bytes()));
+  if (head(s, row)->is_changed()) copy_row(s, unmix(hash), row, s.capture->add(copy_bytes()));
 }
 
 void Table::capture(uint32_t shard, size_t most) {
@@ -142,6 +143,64 @@ uint64_t Table::fingerprint_of_rows(const std::byte* rows, size_t n) const {
     sum += fingerprint_of_row(salt, key, head, numbers.data(), weights, weights + spec_.dim);
   }
   return sum;
+}
+
+// ---- as clients bring and take them -------------------------------------------------------------------------------
+
+std::vector<uint32_t> RowForm::parts_of(const TableSpec& spec) {
+  const Layout layout = layout_of(spec.rule);
+  std::vector<uint32_t> parts(1 + size_t{layout.vectors}, spec.dim);
+  if (layout.row_scalars != 0) parts.push_back(layout.row_scalars);
+  return parts;
+}
+
+RowForm RowForm::all(const TableSpec& spec) { return {.parts = (1u << parts_of(spec).size()) - 1, .counted = true}; }
+
+size_t RowForm::numbers(const TableSpec& spec) const {
+  const std::vector<uint32_t> all = parts_of(spec);
+  size_t n = counted ? 1 : 0;
+  for (size_t part = 0; part < all.size(); ++part) n += has(part) ? all[part] : 0;
+  return n;
+}
+
+Status Table::put(uint32_t shard, const RowForm& form, const Keyed* keyed, size_t n, const std::byte* in) {
+  TableShard& s = shards_[shard];
+  static thread_local std::vector<uint32_t> rows;
+  rows.resize(n);
+  s.index.find_all(keyed, n, rows.data());
+  WL_RETURN_IF_ERROR(make_missing(s, keyed, n, rows.data()));
+  if (s.changes != nullptr) s.changes->add(keyed, n);
+  for (size_t i = 0; s.capture != nullptr && i < n; ++i) keep(s, keyed[i].hash, rows[i]);
+  const size_t bytes = form.bytes(spec_), vectors = layout_.vectors;
+  const uint32_t version = std::max<uint32_t>(1, static_cast<uint32_t>(s.version));
+  for (size_t i = 0; i < n; ++i) {
+    const std::byte* from = in + keyed[i].at * bytes;
+    const auto get = [&from](void* to, size_t size) {
+      std::memcpy(to, from, size);
+      from += size;
+    };
+    RowHead* const h = head(s, rows[i]);
+    start_state(s, rows[i]);
+    get(weights(s, rows[i]), spec_.dim * sizeof(float));
+    for (size_t v = 0; v < vectors; ++v) {
+      if (form.has(1 + v)) get(state(s, rows[i]) + v * spec_.dim, spec_.dim * sizeof(float));
+    }
+    if (layout_.row_scalars != 0 && form.has(1 + vectors)) get(h->scalars(), layout_.row_scalars * sizeof(float));
+    h->count = 0;
+    if (form.counted) get(&h->count, sizeof h->count);
+    h->touched = version;
+  }
+  return {};
+}
+
+void Table::append_row(const TableShard& s, uint32_t row, std::vector<float>* to) const {
+  const RowHead* const h = head(s, row);
+  const auto add = [to](const float* from, size_t n) { to->insert(to->end(), from, from + n); };
+  add(weights(s, row), spec_.dim);
+  if (layout_.vectors != 0) add(state(s, row), layout_.vectors * spec_.dim);
+  add(h->scalars(), layout_.row_scalars);
+  to->emplace_back();
+  std::memcpy(&to->back(), &h->count, sizeof h->count);
 }
 
 void Table::clear(uint32_t shard) {

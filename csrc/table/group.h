@@ -6,6 +6,7 @@
 // Keys are bit patterns: -1 and 2^64-1 are one key, an int32 is sign-extended first, and none is reserved.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/hash.h"
@@ -20,7 +21,13 @@ struct Keys {
   KeyType type = KeyType::kInt64;
   uint64_t n = 0;
 
-  uint64_t bytes() const { return n * (type == KeyType::kInt32 ? sizeof(int32_t) : sizeof(uint64_t)); }
+  uint64_t bytes_of(uint64_t keys) const {
+    return keys * (type == KeyType::kInt32 ? sizeof(int32_t) : sizeof(uint64_t));
+  }
+  uint64_t bytes() const { return bytes_of(n); }
+  Keys some(uint64_t first, uint64_t count) const {
+    return {static_cast<const std::byte*>(data) + bytes_of(first), type, count};
+  }
   uint64_t at(uint64_t i) const {
     return type == KeyType::kInt32 ? static_cast<uint64_t>(static_cast<int64_t>(static_cast<const int32_t*>(data)[i]))
                                    : static_cast<const uint64_t*>(data)[i];

@@ -157,12 +157,15 @@ uint32_t Table::make_row(TableShard& s, uint64_t hash) {
   const uint32_t row = new_row(s, hash);
   if (row == Index::kAbsent) return row;
   initial(hash, weights(s, row));
+  *head(s, row) = {};
+  start_state(s, row);
+  return row;
+}
+
+void Table::start_state(const TableShard& s, uint32_t row) const {
   const float start = spec_.rule.initial_state;
   if (state_stride_ != 0) std::fill_n(state(s, row), layout_.vectors * spec_.dim, start);
-  RowHead* h = head(s, row);
-  *h = {};
-  for (int i = 0; i < layout_.row_scalars; ++i) h->scalars()[i] = start;
-  return row;
+  std::fill_n(head(s, row)->scalars(), layout_.row_scalars, start);
 }
 
 Status Table::make_missing(TableShard& s, const Keyed* keyed, size_t n, uint32_t* rows) {
@@ -466,7 +469,7 @@ uint64_t Table::fingerprint(uint32_t shard) const {
     more = s.index.scan(from, 4096, &found);
     for (const Index::Entry& e : found) {
       const RowHead* h = head(s, e.row);
-      if (h->count == 0) continue;
+      if (!h->is_changed()) continue;
       sum += fingerprint_of_row(salt, key_of(shard, e.hash), *h, h->scalars(), weights(s, e.row), state(s, e.row));
     }
     if (!found.empty()) from = found.back().hash + 1;

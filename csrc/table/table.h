@@ -46,6 +46,22 @@ struct TableSpec {
 std::string describe(const TableSpec& spec);
 Status check_spec(const std::string& name, const TableSpec& spec);  // ok when the spec is valid
 
+// How rows lie one behind the other, as a put brings them and an export returns them with their state:
+//
+//     weights | each state array | the rule's numbers of the row | count of updates, u32
+//
+// all float32 but the count. A put may leave out everything but the weights.
+struct RowForm {
+  uint32_t parts = 1;  // bit i: part i, in the order of tensor/planes.h
+  bool counted = false;
+
+  static std::vector<uint32_t> parts_of(const TableSpec& spec);  // how many numbers each part has
+  static RowForm all(const TableSpec& spec);
+  bool has(size_t part) const { return (parts >> part & 1) != 0; }
+  size_t numbers(const TableSpec& spec) const;  // of a row, the count included
+  size_t bytes(const TableSpec& spec) const { return numbers(spec) * sizeof(float); }
+};
+
 // Where tables take their memory. Index pages have a pool of their own: a search touches only those, and the fewer huge
 // pages they lie on, the fewer of its steps miss the TLB.
 struct TablePools {
@@ -96,15 +112,19 @@ class Table {
   // where to continue. False when those were the last.
   bool scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
+  // Sets the rows of those keys, makes missing ones, and starts anew what the form leaves out. Row `keyed[i].at` of
+  // `rows` is that of key i; of a repeated key the last counts. All rows exist before the first is changed.
+  Status put(uint32_t shard, const RowForm& form, const Keyed* keyed, size_t n, const std::byte* rows);
 
   // For queries (table/walk.cc).
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
   // Visits all rows, in the order in which they lie.
   void walk(uint32_t shard, const std::function<void(const Block&)>& visit) const;
   // Like scan(), for rows that satisfy a predicate, if there is one. One call looks at a limited number of rows, so
-  // there may be more even if it returned none. `weights` may be null.
+  // there may be more even if it returned none. `rows` may be null. with_state: rows in the form RowForm::all(),
+  // without those that have only what the initialiser gave them.
   bool scan(uint32_t shard, uint64_t* from, size_t most, const Program& where, std::vector<uint64_t>* keys,
-            std::vector<float>* weights) const;
+            std::vector<float>* rows, bool with_state = false) const;
   uint64_t rows(uint32_t shard) const { return shards_[shard].index.size(); }
   // Of all shards, without their turns: whoever makes or deletes rows counts them.
   TableSize size() const { return {rows_.load(std::memory_order_relaxed), bytes_.load(std::memory_order_relaxed)}; }
@@ -182,6 +202,8 @@ class Table {
 
   const std::string name_;
   const TableSpec spec_;
+  void start_state(const TableShard& s, uint32_t row) const;
+  void append_row(const TableShard& s, uint32_t row, std::vector<float>* to) const;
   TablePools* const pools_;
   const Layout layout_;
   const uint64_t row_seed_;

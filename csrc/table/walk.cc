@@ -60,7 +60,7 @@ void Table::walk(uint32_t shard, const std::function<void(const Block&)>& visit)
 }
 
 bool Table::scan(uint32_t shard, uint64_t* from, size_t most, const Program& where, std::vector<uint64_t>* keys,
-                 std::vector<float>* weights) const {
+                 std::vector<float>* rows, bool with_state) const {
   const TableShard& s = shards_[shard];
   std::vector<Index::Entry> found;
   bool more = s.index.scan(*from, limits::kScanRowsMax, &found);
@@ -79,10 +79,14 @@ bool Table::scan(uint32_t shard, uint64_t* from, size_t most, const Program& whe
     some.clear();
     for (size_t i = 0; i < block.n && got < most; ++i) {
       *from = found[at + i].hash + 1;
-      if (!holds[i]) continue;
+      if (!holds[i] || (with_state && !block.heads[i]->is_changed())) continue;
       const auto* const row = static_cast<const float*>(block.rows[i]);
       keys->push_back(block.keys[i]);
-      if (weights != nullptr) weights->insert(weights->end(), row, row + spec_.dim);
+      if (with_state) {
+        append_row(s, found[at + i].row, rows);
+      } else if (rows != nullptr) {
+        rows->insert(rows->end(), row, row + spec_.dim);
+      }
       ++got;
     }
   }

@@ -63,10 +63,10 @@ def put(
     if unknown := sorted(set(state) - set(shapes)):
         has = ", ".join(map(repr, shapes)) or "none"
         raise InvalidArgument(f"{what}: {tensor.rule} has no state {unknown[0]!r}; it has {has}")
-    arrays: list[Any] = [None if weights is None else stored(weights, tensor.shape, tensor.dtype, f"{what}, weights")]
+    arrays: list[Any] = [None if weights is None else as_kept(weights, tensor.shape, tensor.dtype, f"{what}, weights")]
     for name, shape in shapes.items():
         given = state.get(name)
-        arrays.append(None if given is None else stored(given, shape, "float32", f"{what}, state {name!r}"))
+        arrays.append(None if given is None else as_kept(given, shape, "float32", f"{what}, state {name!r}"))
     tensor._core.put(arrays, None if updates is None else counts(updates, tensor.shards, f"{what}, updates"), timeout)
 
 
@@ -83,7 +83,7 @@ def state_shapes(tensor: "Tensor") -> dict[str, tuple[int, ...]]:
     return tensor.rule._state_shapes(tensor.shape, tensor.shards)
 
 
-def stored(array: "ArrayLike", shape: tuple[int, ...], dtype: str, what: str) -> "np.ndarray[Any, Any]":
+def as_kept(array: "ArrayLike", shape: tuple[int, ...], dtype: str, what: str) -> "np.ndarray[Any, Any]":
     """The numbers as the servers keep them."""
     given = as_input(array, what, dtype)
     if is_torch(given):

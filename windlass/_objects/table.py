@@ -1,8 +1,8 @@
 """Tables: maps from 64-bit keys to rows, which grow by themselves."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from windlass import _core
 from windlass._errors import InvalidArgument, NotApplied
@@ -21,6 +21,7 @@ from windlass._objects.outputs import (
     shown,
 )
 from windlass._objects.query import Keys, Queries, Walk
+from windlass._objects.row_state import ChunkWithState, chunk_of, put
 from windlass._objects.step import Step, given
 from windlass._release import owns_native
 from windlass._rules.init import Init
@@ -293,26 +294,85 @@ class Table(Queries):
             raise InvalidArgument(f"delete of {self._what}: which rows? Give keys, where=, or both")
         return sum(self._core.erase(found, condition, seconds) for found in self._key_chunks(condition, 65536, seconds))
 
+    @overload
     def export(
-        self, where: Expression | None = None, *, chunk_rows: int = 65536, timeout: float | None = None
-    ) -> Iterator[Chunk]:
+        self,
+        where: Expression | None = None,
+        *,
+        chunk_rows: int = 65536,
+        state: Literal[False] = False,
+        timeout: float | None = None,
+    ) -> Iterator[Chunk]: ...
+
+    @overload
+    def export(
+        self,
+        where: Expression | None = None,
+        *,
+        chunk_rows: int = 65536,
+        state: Literal[True],
+        timeout: float | None = None,
+    ) -> Iterator[ChunkWithState]: ...
+
+    def export(
+        self,
+        where: Expression | None = None,
+        *,
+        chunk_rows: int = 65536,
+        state: bool = False,
+        timeout: float | None = None,
+    ) -> Iterator[Chunk] | Iterator[ChunkWithState]:
         """All rows, or those for which a condition holds, in chunks of at most `chunk_rows`.
 
         Their order depends on the keys alone. Training may continue meanwhile: a row that is there from start to end
         comes exactly once. `timeout` is that of one chunk.
+
+        With ``state=True`` each chunk also has the rule's state and counts of updates, and goes into ``put()`` as it
+        is. Rows that were neither updated nor put are left out: they have what the initialiser gives them anywhere.
         """
         self._check_chunk("export", chunk_rows)
         condition = self._condition("export", where)
         self._cluster._session.check()
-        return self._chunks(chunk_rows, condition, self._cluster._timeout if timeout is None else timeout)
+        seconds = self._cluster._timeout if timeout is None else timeout
+        if state:
+            return self._chunks_with_state(chunk_rows, condition, seconds)
+        return self._chunks(chunk_rows, condition, seconds)
 
     def _chunks(self, chunk_rows: int, condition: bytes, timeout: float) -> Iterator[Chunk]:
-        walk = Walk(self._core.export(condition, False))
+        walk = Walk(self._core.export(condition, _core.Scanned.ROWS))
         while True:
             keys, weights = walk.next(chunk_rows, timeout)
             if len(keys) == 0:
                 return
             yield Chunk(shown(self._cluster, keys), shown(self._cluster, weights))
+
+    def _chunks_with_state(self, chunk_rows: int, condition: bytes, timeout: float) -> Iterator[ChunkWithState]:
+        walk = Walk(self._core.export(condition, _core.Scanned.ROWS_WITH_STATE))
+        while True:
+            keys, weights, arrays, updates = walk.next(chunk_rows, timeout)
+            if len(keys) == 0:
+                return
+            yield chunk_of(self, keys, weights, arrays, updates)
+
+    def put(
+        self,
+        keys: ArrayLike,
+        weights: ArrayLike,
+        state: Mapping[str, ArrayLike] | None = None,
+        updates: "int | ArrayLike | None" = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Sets whole rows, and makes those that are missing: weights, rule state by name, and counts of updates.
+
+        State that is not given starts anew, as that of a fresh row; so does the count, at 0. Of a repeated key the last
+        row counts. Any number of rows is sent in portions, one after the other; `timeout` is that of one portion.
+
+        Returns when it is done; pulls see it from then on. It is not a push: it applies no rule, closes no iteration
+        and waits for nobody. Under BSP, pushes that wait for their update are applied to the new rows. Rows are not set
+        all at one moment. `updates` is one number for all rows or one for each.
+        """
+        put(self, keys, weights, state, updates, self._cluster._timeout if timeout is None else timeout)
 
     def _call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
         return self._core.call(name, arguments, timeout)
@@ -324,14 +384,14 @@ class Table(Queries):
         return self.dim
 
     def _walk_keys(self, where: bytes) -> Walk:
-        return Walk(self._core.export(where, True))
+        return Walk(self._core.export(where, _core.Scanned.KEYS))
 
     def _next_keys(self, walk: Walk, most: int, timeout: float) -> Keys:
         keys: Keys = walk.next(most, timeout)[0]
         return keys
 
     def fingerprint(self, *, timeout: float | None = None) -> str:
-        """A checksum of all rows that were ever updated and their rule state; does not depend on their order."""
+        """A checksum of all rows that were ever updated or put, and their rule state, in whatever order they came."""
         return f"{self._core.fingerprint(self._cluster._timeout if timeout is None else timeout):016x}"
 
     def _numbers(self, hyper: dict[str, float]) -> tuple[float, ...]:

@@ -5,8 +5,6 @@
 #include <mutex>
 #include <numeric>
 
-#include "server/object/shard_query.h"
-
 namespace windlass {
 namespace {
 
@@ -108,29 +106,29 @@ namespace {
 constexpr uint64_t kKeysAtOnceBytes = uint64_t{16} << 20;
 
 // Scans a shard for one turn.
-Status scan_shard(const Asked& asked, ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
-                  std::vector<uint64_t>* keys, std::vector<float>* weights, bool* more) {
+Status scan_shard(const Asked& asked, ScanCursor* cursor, size_t most, const Scanned& scanned, const std::string& where,
+                  int64_t deadline_ns, std::vector<uint64_t>* keys, std::vector<float>* rows, bool* more) {
   Handle& handle = *asked.handle;
   const uint32_t shard = cursor->shard;
-  const uint64_t row = weights != nullptr ? asked.rows.dim * sizeof(float) : sizeof(uint64_t);
-  const uint64_t rows = std::min<uint64_t>(most, std::max<uint64_t>(1, kKeysAtOnceBytes / row));
-  const std::string body = Scan::encode(rows, weights == nullptr, where);
+  const uint64_t row = scanned.numbers != 0 ? scanned.numbers * sizeof(float) : sizeof(uint64_t);
+  const uint64_t wanted = std::min<uint64_t>(most, std::max<uint64_t>(1, kKeysAtOnceBytes / row));
+  const std::string body = Scan::encode(wanted, scanned.what, where);
   std::vector<Handle::Answer> answers;
   WL_RETURN_IF_ERROR(
       handle.ask_shards(asked.what, wire::Op::kScan, {shard}, cursor->from, body, deadline_ns, &answers));
   const Handle::Answer& answer = answers[0];
   const size_t n = answer.body.size() / sizeof(uint64_t);
-  const uint64_t expected = weights != nullptr ? n * row : 0;
+  const uint64_t expected = n * scanned.numbers * sizeof(float);
   const std::string what = asked.what.text();
-  if (n > rows || answer.body.size() % sizeof(uint64_t) != 0 || answer.numbers.size() != expected)
+  if (n > wanted || answer.body.size() % sizeof(uint64_t) != 0 || answer.numbers.size() != expected)
     return Status(Code::kProtocolError, what + ": shard " + std::to_string(shard) + ": keys and rows do not fit");
   const size_t before = keys->size();
   keys->resize(before + n);
   if (n != 0) std::memcpy(keys->data() + before, answer.body.data(), n * sizeof(uint64_t));
   if (expected != 0) {
-    const size_t floats = weights->size();
-    weights->resize(floats + n * asked.rows.dim);
-    std::memcpy(weights->data() + floats, answer.numbers.data(), expected);
+    const size_t floats = rows->size();
+    rows->resize(floats + n * scanned.numbers);
+    std::memcpy(rows->data() + floats, answer.numbers.data(), expected);
   }
   *more = (answer.flags & wire::kMore) != 0;
   // A server that makes no progress would be asked for ever.
@@ -142,17 +140,17 @@ Status scan_shard(const Asked& asked, ScanCursor* cursor, size_t most, const std
 
 }  // namespace
 
-Status scan(const Asked& asked, ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
-            std::vector<uint64_t>* keys, std::vector<float>* weights) {
+Status scan(const Asked& asked, ScanCursor* cursor, size_t most, const Scanned& scanned, const std::string& where,
+            int64_t deadline_ns, std::vector<uint64_t>* keys, std::vector<float>* rows) {
   WL_RETURN_IF_ERROR(asked.handle->session().usable());
   WL_RETURN_IF_ERROR(asked.handle->take_unseen());
   Scan wanted;
-  const std::string body = Scan::encode(1, weights == nullptr, where);
+  const std::string body = Scan::encode(1, scanned.what, where);
   const Status parsed = Scan::parse(reinterpret_cast<const std::byte*>(body.data()), body.size(), asked.rows, &wanted);
   if (!parsed.ok()) return Status(parsed.code(), asked.what.text() + ": " + parsed.message());
   while (cursor->shard < asked.shards && keys->size() < most) {
     bool more = false;
-    WL_RETURN_IF_ERROR(scan_shard(asked, cursor, most - keys->size(), where, deadline_ns, keys, weights, &more));
+    WL_RETURN_IF_ERROR(scan_shard(asked, cursor, most - keys->size(), scanned, where, deadline_ns, keys, rows, &more));
     if (!more) *cursor = {cursor->shard + 1, 0};
   }
   return {};

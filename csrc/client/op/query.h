@@ -10,6 +10,7 @@
 
 #include "client/op/handle.h"
 #include "query/query.h"
+#include "server/object/shard_query.h"
 
 namespace windlass {
 
@@ -31,9 +32,14 @@ struct ScanCursor {
   uint32_t shard = 0;
   uint64_t from = 0;
 };
-// Returns up to `most` rows from the cursor on for which the predicate, if any, holds; without `weights`, only keys.
-// Returns nothing after the last. Waits at no gate.
-Status scan(const Asked& asked, ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
-            std::vector<uint64_t>* keys, std::vector<float>* weights);
+// What is scanned, and how many numbers of each row are returned with its key.
+struct Scanned {
+  Scan::What what = Scan::kRows;
+  size_t numbers = 0;
+};
+// Returns up to `most` rows from the cursor on for which the predicate, if any, holds; `rows` may be null where only
+// keys are scanned. Returns nothing after the last. Waits at no gate.
+Status scan(const Asked& asked, ScanCursor* cursor, size_t most, const Scanned& scanned, const std::string& where,
+            int64_t deadline_ns, std::vector<uint64_t>* keys, std::vector<float>* rows);
 
 }  // namespace windlass

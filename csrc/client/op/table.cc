@@ -394,9 +394,11 @@ Status TableClient::query(const std::string& query, int64_t deadline_ns, std::st
   return ask(asked(verb_of(query)), query, deadline_ns, answer);
 }
 
-Status TableClient::scan(ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
-                         std::vector<uint64_t>* keys, std::vector<float>* weights) {
-  return windlass::scan(asked(weights != nullptr ? "export" : "keys"), cursor, most, where, deadline_ns, keys, weights);
+Status TableClient::scan(ScanCursor* cursor, size_t most, Scan::What part, const std::string& where,
+                         int64_t deadline_ns, std::vector<uint64_t>* keys, std::vector<float>* rows) {
+  const size_t numbers = part == Scan::kKeys ? 0 : part == Scan::kRows ? spec_.dim : RowForm::all(spec_).numbers(spec_);
+  return windlass::scan(asked(part == Scan::kKeys ? "keys" : "export"), cursor, most, {part, numbers}, where,
+                        deadline_ns, keys, rows);
 }
 
 }  // namespace windlass

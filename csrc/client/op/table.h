@@ -28,6 +28,14 @@ struct TableRequest {
   const std::vector<uint32_t>* only = nullptr;  // leave out all other shards; ascending
 };
 
+// Rows that are put: their keys, each part of a row in an array of its own (nullptr: left out), and a count of updates
+// of each row, if they have one.
+struct RowArrays {
+  Keys keys;
+  std::vector<const float*> parts;
+  const int64_t* counts = nullptr;
+};
+
 class TableClient;
 
 // A request on a table, its keys sorted by shard. To servers elsewhere each key travels once: gradients of a repeated
@@ -116,15 +124,18 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
   Status call(const wire::CallItem& item, int64_t deadline_ns, std::vector<std::string>* results);
   Status fingerprint(int64_t deadline_ns, uint64_t* out);
 
+  // Sets rows (client/op/put_rows.cc), each portion of them within that time.
+  Status put(const RowArrays& from, int64_t portion_ns);
+
   Status query(const std::string& query, int64_t deadline_ns, std::string* answer);
   // Rows in chunks, or only their keys: client/op/query.h.
   using Cursor = ScanCursor;
   Status scan(Cursor* cursor, size_t most, int64_t deadline_ns, std::vector<uint64_t>* keys,
               std::vector<float>* weights) {
-    return scan(cursor, most, "", deadline_ns, keys, weights);
+    return scan(cursor, most, Scan::kRows, "", deadline_ns, keys, weights);
   }
-  Status scan(Cursor* cursor, size_t most, const std::string& where, int64_t deadline_ns, std::vector<uint64_t>* keys,
-              std::vector<float>* weights);
+  Status scan(Cursor* cursor, size_t most, Scan::What part, const std::string& where, int64_t deadline_ns,
+              std::vector<uint64_t>* keys, std::vector<float>* rows);
 
  private:
   TableClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
@@ -132,6 +143,7 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
       : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
   Asked asked(const char* verb);
+  Status check_finite(const What& what, const RowArrays& from) const;
 
   const std::string name_;
   const TableSpec spec_;

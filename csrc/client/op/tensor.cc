@@ -452,7 +452,7 @@ Status TensorClient::query(const std::string& query, int64_t deadline_ns, std::s
 
 Status TensorClient::scan(ScanCursor* cursor, size_t most, const std::string& where, int64_t deadline_ns,
                           std::vector<uint64_t>* keys) {
-  return windlass::scan(asked("keys"), cursor, most, where, deadline_ns, keys, nullptr);
+  return windlass::scan(asked("keys"), cursor, most, {Scan::kKeys, 0}, where, deadline_ns, keys, nullptr);
 }
 
 }  // namespace windlass

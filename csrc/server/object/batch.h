@@ -21,7 +21,7 @@
 #include "server/object/op.h"
 #include "server/object/user_code.h"
 #include "sync/gate.h"
-#include "table/group.h"
+#include "table/table.h"
 #include "tensor/tensor.h"
 #include "wire/frame.h"
 
@@ -116,6 +116,9 @@ inline bool streams(const OpTraits& op, uint64_t all_bytes, uint64_t own_bytes) 
   const size_t least = op.numbered ? limits::kStreamBytesMin : limits::kStreamPullBytesMin;
   return all_bytes >= least && own_bytes >= limits::kStreamPartBytesMin;
 }
+
+// What a put into a table brings of each row.
+inline RowForm row_form(const wire::PutItem& item) { return {.parts = item.planes, .counted = item.sets_count != 0}; }
 
 // Whether the entry brings a gradient.
 inline bool brings_gradient(const Batch& b, const Entry& e) { return b.op->contributes && !e.empty(); }

@@ -27,6 +27,14 @@ bool fits(uint64_t at, uint64_t n, uint64_t bytes, Dtype dtype) {
   return at <= elements && n <= elements - at;
 }
 
+// Rows are put whole: their weights are always there, and each row brings its own count.
+Status decode_put_rows(const Entry& e, const TableSpec& spec, wire::PutItem* item) {
+  WL_RETURN_IF_ERROR(wire::decode(e.body, e.body_bytes, RowForm::parts_of(spec).size(), item));
+  if ((item->planes & 1) == 0) return Status(Code::kInvalidArgument, "put: expected the weights of the rows");
+  if (item->count != 0) return Status(Code::kInvalidArgument, "put: each row of a table has a count of its own");
+  return {};
+}
+
 bool is_finite(Dtype dtype, uint64_t a) {
   if (dtype == Dtype::kInt64) return true;
   const auto number = std::bit_cast<double>(a);
@@ -44,6 +52,10 @@ void ServedObject::begin_checks(uint64_t items) {
 }
 
 uint64_t ServedObject::numbers_bytes(const Batch& b, const Entry& e) const {
+  if (table_ != nullptr && b.op->op == wire::Op::kPut) {
+    wire::PutItem item;
+    return decode_put_rows(e, spec_.table, &item).ok() ? e.items * row_form(item).bytes(spec_.table) : 0;
+  }
   if (!brings_gradient(b, e) || b.in_place) return 0;
   if (table_ != nullptr) return uint64_t{e.items} * spec_.table.dim * size_of(b.in_dtype);
   const Cut& cut = tensor_->cut();
@@ -176,7 +188,7 @@ bool ServedObject::finite(const Batch& b, const Entry& e) const {
 Status ServedObject::check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) const {
   const TableSpec& spec = spec_.table;
   const uint64_t rows = e->items;
-  if (e->body_bytes != 0 && b.op->op != wire::Op::kErase)
+  if (e->body_bytes != 0 && b.op->op != wire::Op::kErase && b.op->op != wire::Op::kPut)
     return refused(Code::kShapeMismatch, std::to_string(e->body_bytes) + " bytes more than its keys have");
   const bool moves = b.op->contributes || b.op->returns;
   if (moves && b.in_place != placed(*e) && rows != 0)
@@ -235,7 +247,29 @@ Status ServedObject::check_erase(const Batch& b, Entry* e, uint64_t* out_bytes) 
   return status.ok() ? status : refused(status.code(), status.message());
 }
 
-Status ServedObject::check_put(const Batch& b, Entry* e, uint64_t*) const {
+Status ServedObject::check_put_rows(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  const TableSpec& spec = spec_.table;
+  wire::PutItem item;
+  if (const Status status = decode_put_rows(*e, spec, &item); !status.ok())
+    return refused(status.code(), status.message());
+  WL_RETURN_IF_ERROR(check_keys(b, e, out_bytes));
+  const RowForm form = row_form(item);
+  const uint64_t row = form.bytes(spec);
+  if (b.in_dtype != Dtype::kFloat32 || e->numbers_bytes != e->items * row)
+    return refused(Code::kShapeMismatch, "put: expected " + std::to_string(e->items) + " rows of " +
+                                             std::to_string(row) + " bytes, saw " + std::to_string(e->numbers_bytes) +
+                                             " bytes of " + name_of(b.in_dtype));
+  // The count is no float.
+  const uint64_t numbers = form.numbers(spec) - (form.counted ? 1 : 0);
+  for (uint32_t i = 0; i < e->items && spec.reject_nonfinite && !broken(Break::kNonfinite); ++i) {
+    if (!kernels().finite(Dtype::kFloat32, e->in + i * row, numbers))
+      return refused(Code::kNonFinite, "put: NaN or infinity; nothing was put into shard " + std::to_string(e->shard));
+  }
+  return {};
+}
+
+Status ServedObject::check_put(const Batch& b, Entry* e, uint64_t* out_bytes) const {
+  if (table_ != nullptr) return check_put_rows(b, e, out_bytes);
   const TensorSpec& spec = spec_.tensor;
   const std::vector<Plane> planes = planes_of(spec, tensor_->cut(), e->shard);
   wire::PutItem item;
@@ -278,15 +312,18 @@ Status ServedObject::check_scan(const Batch& b, Entry* e, uint64_t* out_bytes) c
   Scan scan;
   if (const Status status = Scan::parse(e->body, e->body_bytes, rows, &scan); !status.ok())
     return refused(status.code(), status.message());
-  if (!spec_.is_table && !scan.keys_only) return refused(Code::kInvalidArgument, "a tensor has no export");
+  const bool keys_only = scan.what == Scan::kKeys;
+  if (!spec_.is_table && !keys_only) return refused(Code::kInvalidArgument, "a tensor has no export");
   if (b.out_dtype != Dtype::kFloat32) return refused(Code::kShapeMismatch, "export: rows are float32");
-  const uint64_t row_out = scan.keys_only ? sizeof(uint64_t) : rows.dim * sizeof(float);
-  const uint64_t most = (scan.keys_only ? uint64_t{limits::kItemsBytesMax} : limits::kNumbersBytesMax) / row_out;
+  const uint64_t row_out = keys_only                           ? sizeof(uint64_t)
+                           : scan.what == Scan::kRowsWithState ? RowForm::all(spec_.table).bytes(spec_.table)
+                                                               : rows.dim * sizeof(float);
+  const uint64_t most = (keys_only ? uint64_t{limits::kItemsBytesMax} : limits::kNumbersBytesMax) / row_out;
   if (scan.most == 0 || scan.most > most) {
     return refused(Code::kInvalidArgument,
                    "export: " + std::to_string(scan.most) + " rows at once, at most " + std::to_string(most));
   }
-  if (!scan.keys_only) *out_bytes = scan.most * row_out;
+  if (!keys_only) *out_bytes = scan.most * row_out;
   return {};
 }
 

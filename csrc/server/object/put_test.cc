@@ -1,5 +1,6 @@
 // Put and snapshot, frame by frame: numbered like pushes, checked like everything else.
 #include <cmath>
+#include <map>
 
 #include "server/host.h"
 #include "server/net/peer_test.h"
@@ -14,6 +15,8 @@ using test::about;
 using test::bytes_of;
 using test::Frame;
 using test::FramePart;
+using test::keys_in;
+using test::on_keys;
 using test::on_whole;
 using test::Peer;
 using test::values_of;
@@ -166,7 +169,114 @@ TEST(a_put_that_does_not_fit_is_refused_and_uses_its_sequence_up) {
   const Map table = f.peer.made(a_table("t", 4));
   CHECK(f.peer.call_one(about(Op::kSnapshot, table, 3, 0)).status().code() == Code::kInvalidArgument);
   Frame rows = a_put(table, 1, {kWeights, 0, 0}, ones);
-  CHECK(f.peer.call_one(rows).status().code() == Code::kInvalidArgument);
+  CHECK(f.peer.call_one(rows).status().code() == Code::kShapeMismatch);  // it names no keys
+}
+
+// ---- rows of tables -----------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr uint32_t kShard = 5;
+
+Frame put_rows(const Map& map, uint64_t sequence, const std::vector<uint64_t>& keys, const wire::PutItem& item,
+               const std::string& numbers) {
+  const std::string argument(reinterpret_cast<const char*>(&item), sizeof item);
+  Frame f = about(Op::kPut, map, kShard, sequence, bytes_of(keys) + argument, numbers);
+  f.parts[0].part.items = static_cast<uint32_t>(keys.size());
+  return f;
+}
+
+// Adam on rows of two numbers.
+struct RowsFixture {
+  RowsFixture() : host(2, ~uint64_t{0}), peer(Peer::greeted(host, "key")) {
+    ObjectSpec spec = a_table("t", 2, RuleKind::kAdam);
+    spec.table.reject_nonfinite = true;
+    map = peer.made(spec);
+  }
+  // All rows with their state.
+  FramePart exported() {
+    const FramePart p = peer.call_one(
+        about(Op::kScan, map, kShard, 0, bytes_of<uint64_t>({100}) + bytes_of<uint32_t>({Scan::kRowsWithState, 0})));
+    CHECK_OK(p.status());
+    return p;
+  }
+  Host host;
+  Peer peer;
+  Map map;
+};
+
+std::string row(float weight, float first, float second, uint32_t updates) {
+  return bytes_of<float>({weight, weight, first, first, second, second}) + bytes_of<uint32_t>({updates});
+}
+
+}  // namespace
+
+TEST(rows_are_put_whole_and_exported_as_they_were_put) {
+  RowsFixture f;
+  const std::vector<uint64_t> keys = keys_in(kShard, 3);
+  const uint32_t all = kWeights | kFirst | kSecond;
+  const std::string rows = row(1, 2, 3, 4) + row(5, 6, 7, 8) + row(9, 10, 11, 0);
+  const FramePart answer = f.peer.call_one(put_rows(f.map, 1, keys, {all, 1, 0}, rows));
+  CHECK_OK(answer.status());
+  FramePart seen = f.exported();
+  CHECK_EQ(seen.items.size(), 3 * sizeof(uint64_t));
+  std::map<uint64_t, std::string> found, expected;
+  for (size_t i = 0; i < 3; ++i) {
+    found[values_of<uint64_t>(seen.items)[i]] = seen.numbers.substr(i * 28, 28);
+    expected[keys[i]] = rows.substr(i * 28, 28);
+  }
+  CHECK(found == expected);
+  // What is left out starts anew.
+  CHECK_OK(f.peer.call_one(put_rows(f.map, 2, {keys[0]}, {kWeights, 0, 0}, bytes_of<float>({3, 3}))).status());
+  CHECK_OK(f.peer.call_one(put_rows(f.map, 3, {keys[1]}, {kWeights | kSecond, 0, 0}, bytes_of<float>({4, 4, 5, 5})))
+               .status());
+  expected[keys[0]] = row(3, 0, 0, 0);
+  expected[keys[1]] = row(4, 0, 5, 0);
+  seen = f.exported();
+  for (size_t i = 0; i < 3; ++i) found[values_of<uint64_t>(seen.items)[i]] = seen.numbers.substr(i * 28, 28);
+  CHECK(found == expected);
+}
+
+TEST(rows_that_are_put_again_are_put_once_and_in_order) {
+  RowsFixture f;
+  const std::vector<uint64_t> keys = keys_in(kShard, 2);
+  const Frame first = put_rows(f.map, 1, keys, {kWeights, 0, 0}, bytes_of<float>({1, 1, 1, 1}));
+  const Frame second = put_rows(f.map, 2, keys, {kWeights, 0, 0}, bytes_of<float>({2, 2, 2, 2}));
+  const uint64_t early = f.peer.start(second);
+  CHECK(f.peer.quiet(50));
+  CHECK_OK(f.peer.call_one(first).status());
+  CHECK_OK(f.peer.finish(early, 1).at(0).status());
+  CHECK_OK(f.peer.call_one(first).status());  // as after a lost connection
+  const FramePart pulled = f.peer.call_one(on_keys(Op::kPull, f.map, kShard, 2, keys));
+  CHECK(pulled.numbers == bytes_of<float>({2, 2, 2, 2}));
+}
+
+TEST(rows_that_do_not_fit_are_refused_and_use_their_sequence_up) {
+  RowsFixture f;
+  const std::vector<uint64_t> keys = keys_in(kShard, 2), others = keys_in(kShard + 1, 2);
+  const std::string two = bytes_of<float>({1, 1, 1, 1});
+  Frame cut_short = put_rows(f.map, 0, keys, {kWeights, 0, 0}, two);
+  cut_short.parts[0].items.resize(cut_short.parts[0].items.size() - 1);
+  const std::pair<Frame, Code> wrong[] = {
+      {put_rows(f.map, 0, keys, {kWeights, 0, 0}, bytes_of<float>({1, 1, 1})), Code::kShapeMismatch},
+      {put_rows(f.map, 0, keys, {kWeights, 1, 0}, two), Code::kShapeMismatch},
+      {put_rows(f.map, 0, keys, {kWeights | kFirst, 0, 0}, two), Code::kShapeMismatch},
+      {put_rows(f.map, 0, keys, {kFirst, 0, 0}, two), Code::kInvalidArgument},
+      {put_rows(f.map, 0, keys, {8 | kWeights, 0, 0}, two), Code::kInvalidArgument},
+      {put_rows(f.map, 0, keys, {kWeights, 1, 7}, two), Code::kInvalidArgument},
+      {put_rows(f.map, 0, others, {kWeights, 0, 0}, two), Code::kInvalidArgument},
+      {put_rows(f.map, 0, keys, {kWeights, 0, 0}, bytes_of<float>({1, 1, 1, NAN})), Code::kNonFinite},
+      {cut_short, Code::kInvalidArgument},
+  };
+  uint64_t sequence = 0;
+  for (const auto& [frame, code] : wrong) {
+    Frame put = frame;
+    put.parts[0].part.sequence = ++sequence;
+    CHECK_EQ(static_cast<int>(f.peer.call_one(put).status().code()), static_cast<int>(code));
+    CHECK_EQ(static_cast<int>(f.peer.call_one(put).status().code()), static_cast<int>(code));  // the same refusal
+  }
+  CHECK(f.exported().items.empty());
+  CHECK_OK(f.peer.call_one(put_rows(f.map, ++sequence, keys, {kWeights, 0, 0}, two)).status());
 }
 
 }  // namespace windlass

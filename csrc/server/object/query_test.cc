@@ -134,7 +134,8 @@ TEST(a_scan_with_a_predicate_gives_keys_or_rows) {
     CHECK(p.items.empty() && (p.part.flags & wire::kMore) == 0);
   }
   for (const Frame& wrong :
-       {about(Op::kScan, f.tensor, 0, 0, body(100, 0, "")), about(Op::kScan, f.table, kShard, 1, body(100, 2, "")),
+       {about(Op::kScan, f.tensor, 0, 0, body(100, 0, "")), about(Op::kScan, f.table, kShard, 1, body(100, 3, "")),
+        about(Op::kScan, f.tensor, 0, 0, body(100, Scan::kRowsWithState, "")),
         about(Op::kScan, f.table, kShard, 1, body(100, 1, "x")), about(Op::kScan, f.table, kShard, 1, body(0, 1, "")),
         about(Op::kScan, f.table, kShard, 1, body(~uint64_t{0}, 1, "")),
         about(Op::kScan, f.table, kShard, 1, body(100, 1, "").substr(0, 12))})

@@ -174,6 +174,7 @@ class ServedObject {
   bool finite(const Batch& b, const Entry& e) const;
   std::string what() const;  // kind and name, for messages
   void add_gate(Shard& shard);
+  Status check_put_rows(const Batch& b, Entry* e, uint64_t* out_bytes) const;
   uint64_t seen(const Batch& b, const Entry& e, const Shard& shard) const;
   void close(const Batch& b, const Entry& e, Shard& shard, bool refused, bool* has_read);
   Verdict push(const Batch& b, const Entry& e, Shard& shard, Record& record, Status* status, Outcome* out, Stage stage,

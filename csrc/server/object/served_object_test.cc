@@ -310,7 +310,7 @@ TEST(operations_that_an_object_does_not_have_are_refused_by_the_check) {
     return s.object->check(b, &e, &bytes).code() == Code::kInvalidArgument;
   };
   for (const Op op : {Op::kErase, Op::kRows}) CHECK(refused(tensor, op));
-  for (const Op op : {Op::kPut, Op::kVector, Op::kDot, Op::kSnapshot}) CHECK(refused(table, op));
+  for (const Op op : {Op::kVector, Op::kDot, Op::kSnapshot}) CHECK(refused(table, op));
   for (const Op op : {Op::kSettle, Op::kClose, Op::kFingerprint}) CHECK(!refused(tensor, op) && !refused(table, op));
 }
 

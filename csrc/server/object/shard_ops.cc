@@ -54,6 +54,7 @@ Status ServedObject::erase(const Batch&, const Entry& e, Outcome* out) {
 Status ServedObject::put(const Batch& b, const Entry& e, Outcome*) {
   wire::PutItem item;
   std::memcpy(&item, e.body, sizeof item);  // checked before
+  if (table_ != nullptr) return table_->put(e.shard, row_form(item), e.keyed, e.items, e.in);
   const std::byte* from = e.in;
   const std::vector<Tensor::Piece> pieces = tensor_of(e.shard).pieces_of(e.shard);
   std::vector<std::byte> own;  // of lent numbers, which may have changed since
@@ -120,12 +121,12 @@ Status ServedObject::scan_rows(const Batch&, const Entry& e, Outcome* out) {
   Scan asked;
   WL_RETURN_IF_ERROR(Scan::parse(e.body, e.body_bytes, row_type(), &asked));
   std::vector<uint64_t> keys;
-  std::vector<float> weights;
-  if (scan(asked, target(e.shard), &from, &keys, asked.keys_only ? nullptr : &weights)) out->flags |= wire::kMore;
+  std::vector<float> rows;
+  if (scan(asked, target(e.shard), &from, &keys, &rows)) out->flags |= wire::kMore;
   out->value = from;
   out->body.assign(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(uint64_t));
-  out->numbers_bytes = weights.size() * sizeof(float);
-  if (!weights.empty()) std::memcpy(e.out, weights.data(), out->numbers_bytes);
+  out->numbers_bytes = rows.size() * sizeof(float);
+  if (!rows.empty()) std::memcpy(e.out, rows.data(), out->numbers_bytes);
   return {};
 }
 

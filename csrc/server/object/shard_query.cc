@@ -66,7 +66,7 @@ Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Progra
   return Program::parse(bytes, n, rows, Program::Type::kBool, "where", where);
 }
 
-// Format: row limit u64; then, if there is more: flags u32 (1: keys only), 4 zero bytes, predicate.
+// Format: row limit u64; then, if there is more: what u32, 4 zero bytes, predicate.
 Status Scan::parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* out) {
   wire::Reader reader(bytes, n);
   Scan s;
@@ -74,9 +74,9 @@ Status Scan::parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* 
   if (!reader.ok()) return Status(Code::kShapeMismatch, "export: how many at most?");
   if (reader.left() != 0) {
     const auto flags = reader.get<uint32_t>(), zeros = reader.get<uint32_t>();
-    if (!reader.ok() || flags > 1 || zeros != 0)
+    if (!reader.ok() || flags > kRowsWithState || zeros != 0)
       return Status(Code::kInvalidArgument, "export: flags that are not known");
-    s.keys_only = flags != 0;
+    s.what = static_cast<What>(flags);
     s.filtered = reader.left() != 0;
     if (reader.left() > limits::kQueryBytesMax)
       return Status(Code::kInvalidArgument, "export: a predicate of " + std::to_string(reader.left()) +
@@ -85,27 +85,28 @@ Status Scan::parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* 
       WL_RETURN_IF_ERROR(
           Program::parse(bytes + (n - reader.left()), reader.left(), rows, Program::Type::kBool, "where", &s.where));
   }
-  if (s.keys_only && !rows.whole)
+  if (s.what == kKeys && !rows.whole)
     return Status(Code::kInvalidArgument,
                   "keys: a row has " + std::to_string(rows.dim) + " numbers, which lie in more than one shard");
   *out = std::move(s);
   return {};
 }
 
-std::string Scan::encode(uint64_t most, bool keys_only, const std::string& where) {
+std::string Scan::encode(uint64_t most, What what, const std::string& where) {
   wire::Writer writer;
   writer.put(most);
-  if (!keys_only && where.empty()) return writer.take();
-  writer.put(uint32_t{keys_only ? 1u : 0u});
+  if (what == kRows && where.empty()) return writer.take();
+  writer.put(uint32_t{what});
   writer.put(uint32_t{0});
   writer.put_bytes(where);
   return writer.take();
 }
 
-bool scan(const Scan& scan, const Target& t, uint64_t* from, std::vector<uint64_t>* keys, std::vector<float>* weights) {
+bool scan(const Scan& scan, const Target& t, uint64_t* from, std::vector<uint64_t>* keys, std::vector<float>* rows) {
   if (t.table != nullptr) {
-    if (!scan.filtered && !scan.keys_only) return t.table->scan(t.shard, from, scan.most, keys, weights);
-    return t.table->scan(t.shard, from, scan.most, scan.where, keys, scan.keys_only ? nullptr : weights);
+    if (!scan.filtered && scan.what == Scan::kRows) return t.table->scan(t.shard, from, scan.most, keys, rows);
+    return t.table->scan(t.shard, from, scan.most, scan.where, keys, scan.what == Scan::kKeys ? nullptr : rows,
+                         scan.what == Scan::kRowsWithState);
   }
   const Cut& cut = t.tensor->cut();
   const uint64_t begin = std::max(*from, cut.first_of(t.shard) / cut.row), last = cut.end_of(t.shard) / cut.row;

@@ -20,21 +20,22 @@ std::string shard_query(const Query& query, const Target& target);
 // The predicate of a delete: only rows for which it holds are deleted.
 Status parse_where(const std::byte* bytes, size_t n, const RowType& rows, Program* where);
 
-// What a scan asks for: at most how many rows, whether only their keys, and which rows.
+// What a scan asks for: at most how many rows, what of them, and which rows.
 struct Scan {
+  enum What : uint32_t { kRows = 0, kKeys = 1, kRowsWithState = 2 };  // the last in the form RowForm::all()
   uint64_t most = 0;
-  bool keys_only = false;
+  What what = kRows;
   bool filtered = false;
   Program where;
 
   // Errors are kInvalidArgument or kShapeMismatch.
   static Status parse(const std::byte* bytes, size_t n, const RowType& rows, Scan* out);
-  static std::string encode(uint64_t most, bool keys_only, const std::string& where);
+  static std::string encode(uint64_t most, What what, const std::string& where);
 };
 
 // Keys from *from on, and their rows unless only keys are wanted; false if those were the last. A tensor returns only
 // keys.
 bool scan(const Scan& scan, const Target& target, uint64_t* from, std::vector<uint64_t>* keys,
-          std::vector<float>* weights);
+          std::vector<float>* rows);
 
 }  // namespace windlass
