@@ -266,6 +266,9 @@ class Session:
     def settle(self, timeout: float) -> None:
         """Waits until all that was pushed and closed has arrived."""
 
+    def remove(self, name: str, timeout: float) -> None:
+        """Deletes an object on all servers."""
+
     def enter(self, timeout: float) -> None:
         """Begins at a clock that fits the others', where they have begun."""
 
@@ -447,9 +450,6 @@ class Tensor:
 def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)]) -> tuple:
     """Each key once, as uint64, and for every key its place there."""
 
-class Export:
-    """Walks a table in chunks."""
-
 class Scanned(enum.Enum):
     """What an export returns."""
 
@@ -458,6 +458,9 @@ class Scanned(enum.Enum):
     KEYS = 1
 
     ROWS_WITH_STATE = 2
+
+class Export:
+    """Walks a table in chunks."""
 
     def next(self, most: int, timeout: float) -> tuple: ...
 
@@ -480,14 +483,14 @@ class Table:
     def call(self, name: str, arguments: bytes, timeout: float) -> list[bytes]:
         """A function of the user's, called with every shard: its results."""
 
-    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
-        """
-        Takes rows out, or those for which an expression holds; returns how many.
     def put(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], parts: list, updates: object | None, timeout: float) -> None:
         """
         Sets rows: weights, then the arrays of state; None is left out and starts anew.
         """
 
+    def erase(self, keys: Annotated[NDArray, dict(device='cpu', writable=False)], where: bytes, timeout: float) -> int:
+        """
+        Takes rows out, or those for which an expression holds; returns how many.
         """
 
     def query(self, query: bytes, timeout: float) -> bytes:

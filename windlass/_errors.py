@@ -5,6 +5,7 @@ WindlassError
 ├── ShapeMismatch (TypeError)           an array of another shape or layout than the object's
 ├── SpecMismatch (ValueError)           an object opened with another spec than it was created with
 ├── NotFound (KeyError)                 no such object
+│   └── Deleted                         an object that somebody has deleted since it was opened
 ├── Closed                              the cluster has been closed
 ├── Timeout (TimeoutError)              the caller's time was up first
 ├── BufferInUse                         a registered array that an earlier request still has
@@ -99,6 +100,10 @@ class NotFound(WindlassError, KeyError):
         return Exception.__str__(self)
 
 
+class Deleted(NotFound):
+    """An object that somebody has deleted since it was opened: ``cluster.delete()``."""
+
+
 class Closed(WindlassError):
     """The cluster has been closed."""
 
@@ -190,5 +195,6 @@ ERRORS: list[type[WindlassError]] = [
     WouldDeadlock,
     InternalError,
     FunctionFailed,
+    Deleted,
 ]
 _core.set_errors(ERRORS)

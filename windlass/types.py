@@ -10,6 +10,7 @@ from windlass._objects.expressions import Expression
 from windlass._objects.future import Future, Seen
 from windlass._objects.named import ObjectInfo
 from windlass._objects.query import Histogram, TopK
+from windlass._objects.row_state import ChunkWithState
 from windlass._objects.snapshot import Snapshot
 from windlass._objects.step import Step
 from windlass._objects.table import Chunk
@@ -19,6 +20,7 @@ from windlass._rules.functions import Part
 
 __all__ = [
     "Chunk",
+    "ChunkWithState",
     "Delayed",
     "Elastic",
     "Expression",

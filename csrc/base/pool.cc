@@ -1,5 +1,6 @@
 #include "base/pool.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/limits.h"
@@ -43,9 +44,15 @@ std::byte* Pool::map_charged(size_t bytes) {
     budget_->refund(bytes);
     return nullptr;
   }
-  mappings_.push_back({p, bytes});
+  mappings_.push_back({p, bytes, bytes});
   mapped_ += bytes;
   return p;
+}
+
+void Pool::note_carved() {
+  for (Mapping& m : mappings_) {
+    if (m.base == chunk_) m.carved = m.bytes - left_;
+  }
 }
 
 std::byte* Pool::take(size_t bytes) {
@@ -67,7 +74,8 @@ std::byte* Pool::take(size_t bytes) {
       chunk = map_charged(chunk_bytes = limits::kHugePageBytes);
     }
     if (chunk == nullptr) return nullptr;
-    next_ = chunk;
+    note_carved();  // what is left of it never will be
+    next_ = chunk_ = chunk;
     left_ = chunk_bytes;
   }
   std::byte* block = next_;
@@ -81,6 +89,39 @@ void Pool::give(std::byte* block, size_t bytes) {
   bytes = (bytes + limits::kCacheLineBytes - 1) & ~(limits::kCacheLineBytes - 1);
   std::lock_guard lock(mutex_);
   free_[bytes].push_back(block);
+}
+
+void Pool::trim() {
+  std::lock_guard lock(mutex_);
+  note_carved();
+  std::sort(mappings_.begin(), mappings_.end(), [](const Mapping& a, const Mapping& b) { return a.base < b.base; });
+  std::vector<size_t> free_bytes(mappings_.size());
+  const auto mapping_of = [&](const std::byte* block) {
+    const auto above = std::upper_bound(mappings_.begin(), mappings_.end(), block,
+                                        [](const std::byte* b, const Mapping& m) { return b < m.base; });
+    return static_cast<size_t>(above - mappings_.begin()) - 1;
+  };
+  for (const auto& [bytes, blocks] : free_) {
+    for (const std::byte* block : blocks) free_bytes[mapping_of(block)] += bytes;
+  }
+  const auto is_free = [&](size_t i) { return free_bytes[i] == mappings_[i].carved; };
+  for (auto& [bytes, blocks] : free_) std::erase_if(blocks, [&](const std::byte* b) { return is_free(mapping_of(b)); });
+  std::vector<Mapping> kept;
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    const Mapping& m = mappings_[i];
+    if (!is_free(i)) {
+      kept.push_back(m);
+      continue;
+    }
+    if (m.base == chunk_) {
+      next_ = chunk_ = nullptr;
+      left_ = 0;
+    }
+    os::unmap(m.base, m.bytes);
+    budget_->refund(m.bytes);
+    mapped_ -= m.bytes;
+  }
+  mappings_ = std::move(kept);
 }
 
 }  // namespace windlass

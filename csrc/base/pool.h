@@ -36,7 +36,8 @@ class Budget {
 // Blocks of a few sizes, carved from huge pages. Tables take their index pages and slabs here: small blocks, so that
 // a shard with few rows is cheap, yet all on huge pages, so that a random row costs no walk of the page table.
 //
-// Freed blocks are kept for the next request of the same size. The memory goes back when the pool is destroyed.
+// Freed blocks are kept for the next request of the same size. The memory goes back when the pool is destroyed, or by
+// trim().
 //
 // Thread safety: every method from any thread.
 class Pool {
@@ -49,17 +50,22 @@ class Pool {
   // A zeroed block on a cache line boundary, or nullptr when memory or budget is used up.
   std::byte* take(size_t bytes);
   void give(std::byte* block, size_t bytes);
+  // Gives memory back of which no block is in use. For when many were given at once: it looks at all free blocks.
+  void trim();
 
  private:
   struct Mapping {
     std::byte* base;
     size_t bytes;
+    size_t carved;  // of them into blocks
   };
   std::byte* map_charged(size_t bytes);
+  void note_carved();  // of the newest chunk
 
   Budget* const budget_;
   std::mutex mutex_;
   std::byte* next_ = nullptr;  // of the newest chunk
+  std::byte* chunk_ = nullptr;
   size_t left_ = 0;
   size_t mapped_ = 0;
   std::unordered_map<size_t, std::vector<std::byte*>> free_;

@@ -179,4 +179,34 @@ TEST(threads_share_a_pool) {
   CHECK(budget.used() <= 2 * kMiB);
 }
 
+TEST(trim_gives_back_what_nobody_uses_and_nothing_else) {
+  Budget budget;
+  Pool pool(&budget);
+  std::vector<std::byte*> mine, others;
+  for (int i = 0; i < 20'000; ++i) {
+    (i < 10'000 ? mine : others).push_back(pool.take(512));
+    if (i % 5000 == 0) (i < 10'000 ? mine : others).push_back(pool.take(kMiB));
+  }
+  const uint64_t before = budget.used();
+  pool.trim();
+  CHECK_EQ(budget.used(), before);
+  for (std::byte* p : others) std::memset(p, 7, 512);
+  for (size_t i = 0; i < mine.size(); ++i) pool.give(mine[i], i == 1 || i == 5002 ? kMiB : 512);
+  pool.trim();
+  CHECK(budget.used() <= before - 4 * kMiB);
+  for (const std::byte* p : others) CHECK(p[0] == std::byte{7} && p[511] == std::byte{7});
+  std::vector<std::byte*> again;
+  for (int i = 0; i < 10'000; ++i) {
+    again.push_back(pool.take(512));
+    CHECK(is_zero(again.back(), 512));
+    std::memset(again.back(), 9, 512);
+  }
+  for (const std::byte* p : others) CHECK(p[0] == std::byte{7} && p[511] == std::byte{7});
+  for (std::byte* p : again) pool.give(p, 512);
+  for (size_t i = 0; i < others.size(); ++i) pool.give(others[i], i == 1 || i == 5002 ? kMiB : 512);
+  pool.trim();
+  CHECK_EQ(budget.used(), 0u);
+  pool.trim();
+}
+
 }  // namespace windlass

@@ -38,8 +38,9 @@ enum class Code : uint8_t {
   kWouldDeadlock,      // waiting for what only the caller itself can bring about
   kInternal,           // our own bug
   kFunctionFailed,     // a user's rule or function raised, or took too long
+  kDeleted,            // an object that was deleted
 };
-inline constexpr auto kLastCode = static_cast<uint8_t>(Code::kFunctionFailed);
+inline constexpr auto kLastCode = static_cast<uint8_t>(Code::kDeleted);
 
 // Shards that refused a push: nothing of it was applied there.
 struct Refused {

@@ -267,6 +267,18 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("timeout"), "Waits until all that was pushed and closed has arrived.")
       .def(
+          "remove",
+          [](Session& s, const std::string& name, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            Status status;
+            {
+              nb::gil_scoped_release release;
+              status = s.remove(name, deadline);
+            }
+            raise_if_error(std::move(status));
+          },
+          nb::arg("name"), nb::arg("timeout"), "Deletes an object on all servers.")
+      .def(
           "enter",
           [](Session& s, double timeout) {
             const int64_t deadline = deadline_in(timeout);

@@ -82,11 +82,11 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
     WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
     if (map == before) return lost;
     lost = attach(spec, map, what, deadline_ns);
-    if (lost.code() != Code::kServerLost) {
+    if (lost.code() != Code::kServerLost && lost.code() != Code::kDeleted) {
       *out = {std::move(spec), std::move(map)};
       return lost;
     }
-    before = std::move(map);  // its shards may have moved meanwhile
+    before = std::move(map);  // its shards may have moved meanwhile, or it was deleted
   }
 }
 
@@ -151,10 +151,61 @@ Status Session::rows_of(const Placed& table, int64_t deadline_ns, uint64_t* out)
   return TableClient::attach(shared_from_this(), object)->rows(deadline_ns, out);
 }
 
-std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t shards) {
+Status Session::remove(const std::string& name, int64_t deadline_ns) {
+  WL_RETURN_IF_ERROR(usable());
+  const std::string what = "delete of '" + name + "'";
+  const auto named = [&](const Status& s) { return s.ok() ? s : Status(s.code(), what + ": " + s.message()); };
+  if (const std::shared_ptr<Links>& links = engine_->links(); links != nullptr) {
+    if (world_size_ == 0) return Status(Code::kAccessDenied, what + ": a reader deletes nothing");
+    const size_t slash = name.find('/');
+    if (slash != std::string::npos && name.substr(0, slash) != links->app())
+      return Status(Code::kAccessDenied, what + ": only app '" + name.substr(0, slash) + "' may delete its objects");
+    return remove_elsewhere(slash != std::string::npos ? name : links->app() + "/" + name, what, deadline_ns);
+  }
+  uint32_t number = 0;
+  WL_RETURN_IF_ERROR(named(engine_->server().remove(engine_->server().workers()->app() + "/" + name, &number)));
+  forget(number);
+  return {};
+}
+
+// What is left of it, errors that nobody looked at among it, concerns nobody any more.
+void Session::forget(uint32_t number) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(progress_, [&](const auto& entry) { return entry.second->number == number; });
+}
+
+// Whoever keeps the catalogue is told first: then nobody finds the object any more. When all servers have answered,
+// none has any of it. A server that is lost holds nothing either.
+Status Session::remove_elsewhere(const std::string& name, const std::string& what, int64_t deadline_ns) {
+  const std::shared_ptr<Links>& links = engine_->links();
+  std::vector<Placed> all;
+  WL_RETURN_IF_ERROR(list(deadline_ns, &all));
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Placed& p) { return p.spec.name == name; });
+  if (found == all.end()) return Status(Code::kNotFound, what + ": there is no such object");
+  wire::Writer writer;
+  encode(found->map, &writer);
+  encode(found->spec, &writer);
+  const std::string both = writer.take();
+  std::vector<std::string> answers;
+  if (links->catalogue())
+    WL_RETURN_IF_ERROR(ask_catalogue(links, wire::Op::kDelete, both, what, deadline_ns, &answers));
+  for (uint32_t server = 0; server < links->servers().size(); ++server) {
+    Status status;
+    do {  // again while the scheduler has not told the server
+      const Ref<ControlCall> call(new ControlCall(links));
+      status = call->ask(wire::Op::kDelete, server, both, what, deadline_ns);
+    } while (status.code() == Code::kTimeout && os::now_ns() < deadline_ns);
+    const bool keeps_catalogue = server == 0 && !links->catalogue();
+    if (!status.ok() && (keeps_catalogue || status.code() != Code::kServerLost)) return status;
+  }
+  forget(found->map.object);
+  return {};
+}
+
+std::shared_ptr<Progress> Session::progress(const std::string& name, uint32_t number, uint32_t shards) {
   std::lock_guard lock(mutex_);
   std::shared_ptr<Progress>& p = progress_[name];
-  if (p == nullptr) p = std::make_shared<Progress>(shards, clock());
+  if (p == nullptr || p->number != number) p = std::make_shared<Progress>(number, shards, clock());
   return p;
 }
 
@@ -172,7 +223,7 @@ Session::Ended Session::end_iteration_locked() {
   const uint64_t now = clock_.load(std::memory_order_relaxed);
   const uint64_t clock = ended.clock = std::max(now + 1, catch_up_.load(std::memory_order_acquire));
   for (const auto& [name, p] : progress_) {
-    if (!p->sync.gated()) continue;
+    if (!p->sync.gated() || p->deleted) continue;
     if (p->owners != nullptr || p->object != nullptr)
       ended.open.push_back(p->owners != nullptr ? p->owners->object() : p->object->map().object);
     if (p->weight != 0) std::fill(p->weights.begin(), p->weights.end(), 0.0);
@@ -249,7 +300,7 @@ void Session::close_ended() {
 void Session::heard_open(const std::vector<uint32_t>& open, const std::vector<uint32_t>& servers) {
   if (servers.size() < engine_->links()->servers().size()) return;
   std::lock_guard lock(clock_mutex_);
-  if (open.size() > told_open_.size()) told_open_ = open;
+  told_open_ = open;
 }
 
 // A reader has no clock; a single worker has nobody to tell it to, unless a scheduler may add others.
@@ -290,7 +341,7 @@ Status Session::tell_clock(int64_t deadline_ns) {
     {
       std::scoped_lock lock(mutex_, clock_mutex_);
       for (const auto& [name, p] : progress_) {
-        if (p->sync.gated() && p->owners != nullptr) open.push_back(p->owners->object());
+        if (p->sync.gated() && p->owners != nullptr && !p->deleted) open.push_back(p->owners->object());
       }
     }
     WL_RETURN_IF_ERROR(tell(std::move(servers), clock(), std::move(open), deadline_ns));
@@ -320,6 +371,7 @@ void Session::close_here(Ended ended) {
         (void)object.run(batch, entry, shard, Status(), &outcome);
         if (!shard.parked.empty()) shard.parked.free(shard, &freed);
       });
+      if (outcome.status.code() == Code::kDeleted) c.progress->deleted = true;
       if (c.progress->sync.may_drop()) catch_up(outcome.clock);
     }
   }
@@ -333,7 +385,7 @@ bool Session::has_open_pushes() {
   return std::any_of(progress_.begin(), progress_.end(), [&](const auto& entry) {
     const Progress& p = *entry.second;
     const auto open = [&](uint64_t closed) { return closed <= clock(); };
-    return p.sync.rounds() && p.weight != 0 && std::any_of(p.closed.begin(), p.closed.end(), open);
+    return p.sync.rounds() && !p.deleted && p.weight != 0 && std::any_of(p.closed.begin(), p.closed.end(), open);
   });
 }
 
@@ -381,7 +433,7 @@ Status Session::settle(bool gated_only, int64_t deadline_ns) {
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
     for (const auto& [name, p] : progress_) {
-      if (p->opened && (!gated_only || p->sync.gated())) all.push_back(p);
+      if (p->opened && !p->deleted && (!gated_only || p->sync.gated())) all.push_back(p);
     }
   }
   const Status late(Code::kTimeout, "not everything that was pushed and closed has arrived in time");
@@ -397,10 +449,12 @@ Status Session::settle(bool gated_only, int64_t deadline_ns) {
     std::iota(shards.begin(), shards.end(), 0);
     Ref<Question> question(new Question(shared_from_this(), p, {p->object, p->owners}, {"settle", "object", name},
                                         wire::Op::kSettle, std::move(shards), 0, ""));
+    question->accept_deleted();
     if (remote) {
       step->add(std::move(question));
     } else {
-      WL_RETURN_IF_ERROR(question->ask(deadline_ns));
+      const Status status = question->ask(deadline_ns);
+      if (!status.ok() && status.code() != Code::kDeleted) return status;
     }
   }
   if (!remote || all.empty()) return {};
@@ -494,7 +548,8 @@ Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
       const Status status = placed.spec.is_table
                                 ? TableClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one)
                                 : TensorClient::attach(shared_from_this(), placed)->fingerprint(deadline_ns, &one);
-      if (status.code() == Code::kNotFound) continue;  // it is just being made
+      if (status.code() == Code::kNotFound || status.code() == Code::kDeleted)
+        continue;  // it is just being made, or was
       WL_RETURN_IF_ERROR(status);
       sum += one;
     }
@@ -503,9 +558,11 @@ Status Session::fingerprint(int64_t deadline_ns, uint64_t* out) {
   }
   for (const std::shared_ptr<ServedObject>& object : engine_->server().objects()) {
     uint64_t one = 0;
-    WL_RETURN_IF_ERROR(object->spec().is_table
-                           ? TableClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one)
-                           : TensorClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one));
+    const Status status = object->spec().is_table
+                              ? TableClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one)
+                              : TensorClient::attach(shared_from_this(), object)->fingerprint(deadline_ns, &one);
+    if (status.code() == Code::kDeleted) continue;
+    WL_RETURN_IF_ERROR(status);
     sum += one;
   }
   *out = sum;

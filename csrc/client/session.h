@@ -47,7 +47,9 @@ class Unseen {
 
 // How far a session has got with one object. It outlives handles: an object that is opened again continues from here.
 struct Progress {
-  Progress(uint32_t shards, uint64_t clock) : sent(shards), closed(shards, clock), weights(shards) {}
+  Progress(uint32_t number, uint32_t shards, uint64_t clock)
+      : number(number), sent(shards), closed(shards, clock), weights(shards) {}
+  const uint32_t number;         // the object's: after it was deleted, another may have its name
   std::vector<uint64_t> sent;    // the last sequence pushed to each shard; with its turn, or order_mutex()
   std::vector<uint64_t> closed;  // the clock up to which each shard is closed; with clock_mutex()
   // Under BSP, the weight of the present iteration's pushes at each shard, and the largest of those; with
@@ -55,6 +57,7 @@ struct Progress {
   std::vector<double> weights;
   double weight = 0;
   Unseen unseen;
+  std::atomic<bool> deleted{false};  // it has nothing left to close or to wait for
 
   // The object, for closing its shards: one of the two, once it is open; with clock_mutex().
   bool opened = false;
@@ -149,8 +152,10 @@ class Session : public std::enable_shared_from_this<Session> {
   Status list(int64_t deadline_ns, std::vector<Placed>* out);
   // How many rows the table has that list() told of.
   Status rows_of(const Placed& table, int64_t deadline_ns, uint64_t* out);
+  // Deletes an object of this app on all servers: its name is free again, and whoever has it open is told.
+  Status remove(const std::string& name, int64_t deadline_ns);
 
-  std::shared_ptr<Progress> progress(const std::string& name, uint32_t shards);
+  std::shared_ptr<Progress> progress(const std::string& name, uint32_t number, uint32_t shards);
   Status take_unseen();  // of any object
   void count_pull(int64_t waited_ns);
   PullStats pull_stats() const;
@@ -162,6 +167,8 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const std::shared_ptr<Engine> engine_;
   Status attach(const ObjectSpec& spec, const Map& map, const std::string& what, int64_t deadline_ns);
+  void forget(uint32_t number);
+  Status remove_elsewhere(const std::string& name, const std::string& what, int64_t deadline_ns);
   Ended end_iteration_locked();
   void close_here(Ended ended);
   Status tell(std::vector<uint32_t> servers, uint64_t clock, std::vector<uint32_t> open, int64_t deadline_ns);

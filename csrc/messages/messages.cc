@@ -292,4 +292,13 @@ Status decode(wire::Reader* r, Map* map) {
   return r->ok() ? Status() : malformed("map");
 }
 
+Status check_no_anchor(std::vector<std::string> alike) {
+  if (alike.empty()) return {};
+  std::sort(alike.begin(), alike.end());
+  std::string names;
+  for (const std::string& name : alike) names += (names.empty() ? "'" : ", '") + name + "'";
+  return Status(Code::kInvalidArgument,
+                "it lies where others are placed like it, and they must be deleted first: " + names);
+}
+
 }  // namespace windlass

@@ -68,6 +68,10 @@ struct ObjectSpec {
   std::string own_name() const { return name.substr(name.find('/') + 1); }
   std::string app() const { return name.substr(0, name.find('/')); }
   const Sync& sync() const { return is_table ? table.sync : tensor.sync; }
+  // Whether the other is a tensor that was made like this one.
+  bool is_anchor_of(const ObjectSpec& other) const {
+    return !is_table && !other.is_table && app() == other.app() && other.tensor.like == own_name();
+  }
   // How many shards it is cut into; an error if the spec is impossible.
   Status shards(uint32_t* out) const;
   friend bool operator==(const ObjectSpec& a, const ObjectSpec& b) {
@@ -104,5 +108,7 @@ void encode(const Map& map, wire::Writer* to);
 Status decode(wire::Reader* from, Map* map);
 
 Status check_name(const char* what, const std::string& name);
+// An object is to be deleted: ok unless tensors are like it.
+Status check_no_anchor(std::vector<std::string> alike);
 
 }  // namespace windlass

@@ -24,6 +24,12 @@ Status Catalogue::join(const std::vector<std::string>& servers) {
                                          "\n  asked: " + listed(servers));
 }
 
+void Catalogue::disband(uint32_t highest) {
+  servers_.clear();
+  load_bytes_.clear();
+  entries_.assign(std::max<size_t>(entries_.size(), highest), {});
+}
+
 Status Catalogue::open(const ObjectSpec& spec, Map* map) {
   if (servers_.empty()) return Status(Code::kProtocolError, "open before hello");
   if (const auto it = by_name_.find(spec.name); it != by_name_.end()) {
@@ -70,6 +76,20 @@ void Catalogue::forget(const ObjectSpec& spec, uint32_t object) {
   for (size_t i = 0; i < entry.map.runs.size(); ++i) load_bytes_[entry.map.runs[i].server] -= run_bytes(entry, i);
   entry.map.runs.clear();
   by_name_.erase(it);
+}
+
+Status Catalogue::remove(const ObjectSpec& spec, uint32_t object) {
+  if (object == 0 || object > entries_.size() || entries_[object - 1].spec.name != spec.name)
+    return Status(Code::kNotFound, "there is no such object");
+  std::vector<std::string> alike;
+  for (const Entry& entry : entries()) {
+    if (spec.is_anchor_of(entry.spec)) alike.push_back(entry.spec.own_name());
+  }
+  const auto it = by_name_.find(spec.name);
+  const bool there = it != by_name_.end() && entries_[it->second].map.object == object;
+  if (there) WL_RETURN_IF_ERROR(check_no_anchor(std::move(alike)));
+  forget(spec, object);
+  return {};
 }
 
 std::vector<Catalogue::Entry> Catalogue::entries() const {

@@ -19,6 +19,9 @@ class Catalogue {
  public:
   // The first client sets the list of servers; a client with another list is refused.
   Status join(const std::vector<std::string>& servers);
+  // Without objects and clients: the next client sets another list. Numbers go on, above `highest`: other servers may
+  // remember objects of those numbers as deleted.
+  void disband(uint32_t highest);
   bool empty() const { return by_name_.empty(); }
   uint32_t servers() const { return static_cast<uint32_t>(servers_.size()); }
 
@@ -28,6 +31,9 @@ class Catalogue {
   bool has(const std::string& name) const { return by_name_.contains(name); }
   // Forgets an object that could not be made everywhere: its name is free again.
   void forget(const ObjectSpec& spec, uint32_t object);
+
+  // Deletes an object, unless others are like it; one that is deleted already stays so.
+  Status remove(const ObjectSpec& spec, uint32_t object);
 
   struct Entry {
     ObjectSpec spec;

@@ -277,4 +277,41 @@ TEST(names_of_different_apps_are_different_objects) {
   CHECK(loads.open(a).object != loads.open(b).object);
 }
 
+TEST(numbers_are_never_used_again) {
+  Catalogue catalogue;
+  CHECK_OK(catalogue.join(some_servers(2)));
+  Map first, again, other;
+  const ObjectSpec spec = tensor("w", {100});
+  CHECK_OK(catalogue.open(spec, &first));
+  CHECK_OK(catalogue.remove(spec, first.object));
+  CHECK_OK(catalogue.remove(spec, first.object));
+  CHECK(catalogue.remove(spec, first.object + 1).code() == Code::kNotFound);
+  CHECK(catalogue.empty());
+  CHECK_OK(catalogue.open(spec, &again));
+  CHECK_EQ(again.object, first.object + 1);
+  CHECK_OK(catalogue.remove(spec, first.object));  // that one is another
+  CHECK_EQ(catalogue.entries().size(), 1u);
+  CHECK_OK(catalogue.remove(spec, again.object));
+  catalogue.disband(7);
+  CHECK_OK(catalogue.join(some_servers(3)));
+  CHECK(catalogue.entries().empty());
+  CHECK_OK(catalogue.open(spec, &other));
+  CHECK_EQ(other.object, 8u);
+}
+
+TEST(an_anchor_is_removed_after_those_that_are_like_it) {
+  Catalogue catalogue;
+  CHECK_OK(catalogue.join(some_servers(2)));
+  Map map, like;
+  const ObjectSpec spec = tensor("w", {100});
+  ObjectSpec other = tensor("y", {100});
+  other.tensor.like = "w";
+  CHECK_OK(catalogue.open(spec, &map));
+  CHECK_OK(catalogue.open(other, &like));
+  const Status refused = catalogue.remove(spec, map.object);
+  CHECK(refused.code() == Code::kInvalidArgument && refused.message().find("'y'") != std::string::npos);
+  CHECK_OK(catalogue.remove(other, like.object));
+  CHECK_OK(catalogue.remove(spec, map.object));
+}
+
 }  // namespace windlass

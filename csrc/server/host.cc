@@ -147,7 +147,7 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     return Status(Code::kServerLost, "the session was away for long and has been forgotten; connect() again");
   }
   // A mistyped list must not bind a server for good.
-  if (known == clients_.end() && unused()) catalogue_ = Catalogue();
+  if (known == clients_.end() && unused()) catalogue_.disband(server_.highest_deleted());
   const bool first = catalogue_.servers() == 0;
   WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
   if (first) index_ = hello.index;
@@ -389,7 +389,9 @@ void Host::forget_object(uint32_t object) {
     gone = std::move(it->second);
     told_of_.erase(it);
   }
-  (void)server_.forget(gone.spec, gone.map);  // one that somebody has pushed to stays, for those who have it open
+  server_.remove(gone.spec, object);
+  std::lock_guard lock(mutex_);
+  told_by_scheduler_.notify_all();
 }
 
 // Numbers are the scheduler's to give, in ascending order. It tells the servers before the client that asked for the
@@ -401,7 +403,7 @@ Status Host::await_object(const ObjectSpec& spec, Map* map) {
   const std::string what = "'" + spec.own_name() + "': object " + std::to_string(map->object);
   if (it == told_of_.end() && newest_ < map->object)
     return Status(Code::kTimeout, what + " is none that the scheduler has told us of");
-  if (it == told_of_.end()) return Status(Code::kNotFound, what + " is no more");
+  if (it == told_of_.end()) return Status(Code::kDeleted, what + " was deleted");
   if (!(it->second.spec == spec))
     return Status(Code::kSpecMismatch, what + " is '" + it->second.spec.name + "', or has another spec");
   *map = it->second.map;
@@ -526,6 +528,28 @@ Status Host::detach(const ObjectSpec& spec, const Map& map) {
   WL_RETURN_IF_ERROR(server_.forget(spec, map));
   std::lock_guard lock(mutex_);
   if (index_ == 0) catalogue_.forget(spec, map.object);
+  return {};
+}
+
+Status Host::remove(const ClientSession& client, const ObjectSpec& spec, uint32_t object) {
+  if (client.world_size == 0) return Status(Code::kAccessDenied, "a reader deletes nothing");
+  if (client.workers->app() != spec.app())
+    return Status(Code::kAccessDenied, "only app '" + spec.app() + "' may delete its objects");
+  if (const auto there = find(object); there != nullptr && !(there->spec() == spec))
+    return Status(Code::kSpecMismatch, "object " + std::to_string(object) + " is '" + there->spec().name + "' here");
+  if (object == 0 || object > limits::kObjectsMax)
+    return Status(Code::kInvalidArgument, "object " + std::to_string(object));
+  {
+    std::unique_lock lock(mutex_);
+    if (scheduled()) {
+      const auto told = [&] { return closed_ || (newest_ >= object && !told_of_.contains(object)); };
+      if (!told_by_scheduler_.wait_for(lock, kSchedulerWait, told))
+        return Status(Code::kTimeout, "the scheduler has not told us that it is deleted");
+    } else if (index_ == 0) {
+      WL_RETURN_IF_ERROR(catalogue_.remove(spec, object));
+    }
+  }
+  server_.remove(spec, object);
   return {};
 }
 

@@ -137,8 +137,11 @@ class Host {
   // Forgets an object that could not be made everywhere, unless somebody has pushed to it. Under a scheduler only that
   // says so.
   Status detach(const ObjectSpec& spec, const Map& map);
+  // Deletes an object of the client's own app. Under a scheduler it must have said so, after a second at most.
+  Status remove(const ClientSession& client, const ObjectSpec& spec, uint32_t object);
   Status list(std::vector<Catalogue::Entry>* out);
   std::shared_ptr<ServedObject> find(uint32_t object) { return server_.find(object); }
+  Status absent(uint32_t object) { return server_.absent(object); }
   uint64_t arena_bytes_max() const { return arena_bytes_max_; }
 
   // Limits the memory for the bytes of all requests. Back-pressure: a connection beyond the limit waits, and does not

@@ -395,7 +395,31 @@ TEST(in_a_cluster_objects_are_those_that_the_scheduler_has_told_of) {
   CHECK_OK(peer.attach(other, gone));
   host.forget_object(2);
   CHECK(host.find(2) == nullptr);
-  CHECK_CODE(peer.attach(other, gone), Code::kNotFound);
+  CHECK_CODE(peer.attach(other, gone), Code::kDeleted);
+}
+
+TEST(a_deleted_object_is_gone_for_those_who_wait_and_those_who_come) {
+  Host host(1, kNoLimit);
+  Peer peer = Peer::greeted(host, "a");
+  const ObjectSpec spec = a_tensor("w", {100});
+  const Map map = peer.made(spec);
+  const std::string ones = bytes_of(std::vector<float>(100, 1));
+  CHECK_OK(peer.call_one(on_whole(Op::kPush, map, 0, 1, ones)).status());
+  const uint64_t early = peer.start(on_whole(Op::kPull, map, 0, 3));
+  CHECK(peer.quiet(50));
+  Peer other = Peer::greeted(host, "b", 7, hello_as(0, "other"));
+  CHECK_CODE(other.remove(spec, map), Code::kAccessDenied);
+  CHECK(peer.quiet(50));
+  CHECK_OK(peer.remove(spec, map));
+  CHECK_CODE(peer.finish(early, 1).at(0).status(), Code::kDeleted);
+  CHECK_CODE(peer.call_one(on_whole(Op::kPush, map, 0, 2, ones)).status(), Code::kDeleted);
+  CHECK_CODE(peer.attach(spec, map), Code::kDeleted);
+  CHECK_OK(peer.remove(spec, map));  // as after a lost connection
+  CHECK_EQ(host.server().memory_bytes(), 0u);
+  const Map again = peer.made(spec);
+  CHECK(again.object != map.object);
+  CHECK_OK(peer.remove(spec, map));  // and late: it is about the first one
+  CHECK_OK(peer.call_one(on_whole(Op::kPush, again, 0, 1, ones)).status());
 }
 
 TEST(lists_of_servers_must_agree) {

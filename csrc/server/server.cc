@@ -47,6 +47,10 @@ Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, Tabl
                     const std::shared_ptr<Workers>& workers, std::shared_ptr<ServedObject>* out) {
   std::lock_guard lock(making_);
   *out = find(map.object);
+  if (*out == nullptr) {
+    const Status why = absent(map.object);
+    if (why.code() == Code::kDeleted) return why;
+  }
   if (const auto& there = *out; there != nullptr) {
     uint32_t shards = 0;
     WL_RETURN_IF_ERROR(spec.shards(&shards));
@@ -70,6 +74,36 @@ Status Server::forget(const ObjectSpec& spec, const Map& map) {
   std::unique_lock objects(objects_mutex_);
   objects_[map.object] = nullptr;
   return {};
+}
+
+void Server::remove(const ObjectSpec& spec, uint32_t object) {
+  Freed freed;
+  {
+    std::lock_guard removing(removing_);
+    std::shared_ptr<ServedObject> there;
+    {
+      std::lock_guard lock(making_);
+      std::unique_lock objects(objects_mutex_);
+      if (object < objects_.size()) there = std::move(objects_[object]);
+      deleted_[object] = std::string(spec.is_table ? "table '" : "tensor '") + spec.own_name() + "'";
+    }
+    if (there != nullptr) there->remove(&freed);
+  }
+  deliver(&freed);
+}
+
+uint32_t Server::highest_deleted() {
+  uint32_t highest = 0;
+  std::shared_lock lock(objects_mutex_);
+  for (const auto& [object, name] : deleted_) highest = std::max(highest, object);
+  return highest;
+}
+
+Status Server::absent(uint32_t object) {
+  std::shared_lock lock(objects_mutex_);
+  const auto it = deleted_.find(object);
+  if (it != deleted_.end()) return Status(Code::kDeleted, it->second + " was deleted");
+  return Status(Code::kNotFound, "object " + std::to_string(object) + " is not on this server");
 }
 
 // ---- workers --------------------------------------------------------------------------------------------------------
@@ -143,10 +177,29 @@ Status Server::open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out, 
       const bool there = like != nullptr && !like->spec().is_table;
       WL_RETURN_IF_ERROR(check_like(spec.own_name(), spec.tensor, there ? &like->spec().tensor : nullptr));
     }
-    if (map.object == 0) map.object = numbers_[spec.name] = static_cast<uint32_t>(numbers_.size()) + 1;
+    if (map.object == 0) map.object = numbers_[spec.name] = ++last_number_;
   }
   map.runs = {{0, 0, Map::kFirstTerm}};
   return make(spec, map, 0, &pools_, workers_, out);
+}
+
+Status Server::remove(const std::string& name, uint32_t* number) {
+  std::shared_ptr<ServedObject> there;
+  {
+    std::lock_guard lock(making_);
+    const auto it = numbers_.find(name);
+    there = it != numbers_.end() ? find(it->second) : nullptr;
+    if (there == nullptr) return Status(Code::kNotFound, "there is no such object");
+    std::vector<std::string> alike;
+    for (const auto& object : objects()) {
+      if (there->spec().is_anchor_of(object->spec())) alike.push_back(object->spec().own_name());
+    }
+    WL_RETURN_IF_ERROR(check_no_anchor(alike));
+    numbers_.erase(it);
+  }
+  *number = there->map().object;
+  remove(there->spec(), *number);
+  return {};
 }
 
 // A worker begins with the others, where its predecessor of the same rank had got to, or where they all are by now.

@@ -47,6 +47,11 @@ class Server {
               const std::shared_ptr<Workers>& workers, std::shared_ptr<ServedObject>* out);
   // Forgets an object, unless somebody has pushed to it.
   Status forget(const ObjectSpec& spec, const Map& map);
+  // An object is deleted, whether it is here or not: its number is never used again, and who asks for it is told.
+  void remove(const ObjectSpec& spec, uint32_t object);
+  uint32_t highest_deleted();  // of their numbers
+  // Why there is no object of this number.
+  Status absent(uint32_t object);
 
   // Tells every gate of an app whom to wait for, and runs the entries that need not wait any more.
   void tell_gates(const std::shared_ptr<Workers>& workers);
@@ -60,6 +65,8 @@ class Server {
 
   // For clients inside the process, where there is one app and every shard is here.
   Status open(const ObjectSpec& spec, std::shared_ptr<ServedObject>* out, bool makes = true);
+  // Deletes an object by its full name; *number becomes the one it had.
+  Status remove(const std::string& name, uint32_t* number);
   // A number for a new session: shards keep its records under it.
   Status new_session(uint32_t* session);
   // The workers of the largest world_size that sessions have named. A session of another world_size is an outsider.
@@ -88,9 +95,12 @@ class Server {
 
   std::mutex making_;  // one object is made at a time
   std::unordered_map<std::string, uint32_t> numbers_;
+  uint32_t last_number_ = 0;
   uint32_t sessions_ = 0;
   std::shared_mutex objects_mutex_;
   std::vector<std::shared_ptr<ServedObject>> objects_;  // by number
+  std::unordered_map<uint32_t, std::string> deleted_;   // names of those that were deleted
+  std::mutex removing_;                                 // one object is removed at a time, whoever asks for it
   std::unique_ptr<Crew> crew_;
 };
 

@@ -2,6 +2,7 @@
 //
 //     kHere -> kFrozen -> kElsewhere      a shard that leaves; from kFrozen it may also come back to kHere
 //     kElsewhere -> kArriving -> kArrived -> kHere      one that comes
+//     any of these -> kDeleted                          its object is no more
 //
 // The server that a shard leaves decides when it has left, and no request carries the new term before that. So a copy
 // that has arrived does not count yet; the first request under its term proves that it does.
@@ -22,6 +23,7 @@ struct Residence {
     kElsewhere,  // at `server`, since `term`
     kArriving,   // likewise, and a copy is being written
     kArrived,    // likewise, and a copy is complete
+    kDeleted,    // for good: nobody else has it either
   };
   State state = kHere;
   bool leaving = false;    // it is being copied
@@ -29,6 +31,10 @@ struct Residence {
   uint32_t term = 0;       // since when
   uint32_t next_term = 0;  // of the copy
 
+  bool deleted() const { return state == kDeleted; }
+  void become(State next) {
+    state = deleted() ? kDeleted : next;
+  }  // whoever moves a shard may not know that it is gone
   // Whether a request under this term can be served.
   bool serves(uint32_t asked) const { return state == kHere && term == asked; }
   // The same for an arrived copy, which counts from the first request under its term.

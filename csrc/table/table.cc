@@ -96,6 +96,7 @@ Table::Table(std::string name, TableSpec spec, TablePools* pools)
 
 Table::~Table() {
   for (uint32_t i = 0; i < limits::kTableShards; ++i) clear(i);
+  pools_->trim();
 }
 
 Status check_spec(const std::string& name, const TableSpec& spec) {

@@ -66,6 +66,10 @@ struct RowForm {
 // pages they lie on, the fewer of its steps miss the TLB.
 struct TablePools {
   explicit TablePools(Budget* b) : budget(b), index(b), slabs(b) {}
+  void trim() {
+    index.trim();
+    slabs.trim();
+  }
   const Budget* budget;
   Pool index;
   Pool slabs;
@@ -108,13 +112,13 @@ class Table {
   Status apply(uint32_t shard, const Hyper& hyper, const Keyed* keyed, size_t n, const Arrays& arrays);
   // Deletes rows, or those of them that satisfy a predicate now; returns how many it deleted.
   uint64_t erase(uint32_t shard, const Keyed* keyed, size_t n, const Program* where = nullptr);
+  // Sets the rows of those keys, makes missing ones, and starts anew what the form leaves out. Row `keyed[i].at` of
+  // `rows` is that of key i; of a repeated key the last counts. All rows exist before the first is changed.
+  Status put(uint32_t shard, const RowForm& form, const Keyed* keyed, size_t n, const std::byte* rows);
   // Up to `most` rows with (hash << 8) >= from, in that order: keys, and weights of dim floats each. *from becomes
   // where to continue. False when those were the last.
   bool scan(uint32_t shard, uint64_t* from, size_t most, std::vector<uint64_t>* keys,
             std::vector<float>* weights) const;
-  // Sets the rows of those keys, makes missing ones, and starts anew what the form leaves out. Row `keyed[i].at` of
-  // `rows` is that of key i; of a repeated key the last counts. All rows exist before the first is changed.
-  Status put(uint32_t shard, const RowForm& form, const Keyed* keyed, size_t n, const std::byte* rows);
 
   // For queries (table/walk.cc).
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
@@ -157,6 +161,7 @@ class Table {
   Status put(uint32_t shard, const std::byte* rows, size_t n);
   // Deletes all rows and gives their memory back.
   void clear(uint32_t shard);
+  TablePools& pools() const { return *pools_; }
 
   // The rule, where it is the user's own.
   void set_foreign(std::shared_ptr<ForeignRule> rule) { foreign_ = std::move(rule); }
@@ -194,6 +199,8 @@ class Table {
   void capture_row(TableShard& s, uint64_t hash, uint32_t row) const;
   uint64_t fingerprint_of_row(uint64_t salt, uint64_t key, const RowHead& head, const float* scalars,
                               const float* weights, const float* state) const;
+  void start_state(const TableShard& s, uint32_t row) const;
+  void append_row(const TableShard& s, uint32_t row, std::vector<float>* to) const;
   void initial(uint64_t hash, float* out) const;
   Status out_of_memory() const;
   Status put_rows(TableShard& s, uint32_t shard, const std::byte* rows, size_t n);
@@ -202,8 +209,6 @@ class Table {
 
   const std::string name_;
   const TableSpec spec_;
-  void start_state(const TableShard& s, uint32_t row) const;
-  void append_row(const TableShard& s, uint32_t row, std::vector<float>* to) const;
   TablePools* const pools_;
   const Layout layout_;
   const uint64_t row_seed_;

@@ -56,6 +56,7 @@ const char* name_of(Op op) {
     case Op::kVector: return "vector";
     case Op::kDot: return "dot";
     case Op::kSettle: return "settle";
+    case Op::kDelete: return "delete";
   }
   return "?";
 }

@@ -47,11 +47,14 @@ enum class Op : uint8_t {
   kCall,
   kDot,
   kSettle,
+  kDelete,
 };
 inline constexpr uint64_t kHelloRequest = 1;  // of the first request of every connection
-inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kSettle);
+inline constexpr uint8_t kOpMax = static_cast<uint8_t>(Op::kDelete);
 // Operations that are about no shard: one block with a body.
-constexpr bool is_control(Op op) { return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter; }
+constexpr bool is_control(Op op) {
+  return op < Op::kPush || op == Op::kDetach || op == Op::kArena || op == Op::kEnter || op == Op::kDelete;
+}
 const char* name_of(Op op);
 
 inline constexpr uint32_t kMagic = 0x31464C57;

@@ -335,3 +335,17 @@ def test_more_tensors_that_are_alike_than_a_server_takes_at_once_move_together()
         timer.join()
         assert [float(w.pull()[0]) for w in alike] == list(range(40))
         assert {w._core.owner(0)[0] for w in alike} == {1 - home}
+
+
+def test_an_anchor_is_deleted_after_those_that_are_like_it():
+    brain = started()
+    numbers = {
+        name: brain.open(200, f"default/{name}", size=300_000, like=like).placed[0].object
+        for name, like in [("w", ""), ("d", "w"), ("b", ""), ("e", "w")]
+    }
+    refused = brain.ask(200, m.Delete(2, numbers["w"]))
+    assert refused.error == "InvalidArgument"
+    assert refused.why.endswith("they must be deleted first: 'd', 'e'")
+    for name in "dew":
+        assert not brain.ask(200, m.Delete(3, numbers[name])).error
+    assert [o.name for o in brain.state.objects.values()] == ["default/b"]

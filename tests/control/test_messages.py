@@ -27,6 +27,7 @@ SAMPLES: list[m.Message] = [
     m.Open(1, tensor_spec("default/w", (1000,), "sgd", dtype=0)),
     m.Open(2, table_spec("default/t", 64)),
     m.Forget(3, b"spec", 1),
+    m.Delete(3, 1),
     m.List(4),
     m.Move(5, "default/w", 0, 1),
     m.Moved(1, ""),

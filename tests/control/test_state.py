@@ -334,6 +334,43 @@ def test_a_reader_opens_what_is_there_and_makes_nothing():
     assert brain.open(400, size=7).error == "SpecMismatch"
 
 
+def test_an_object_that_is_deleted_leaves_its_name_and_its_place_to_others():
+    brain = started()
+    load = dict(brain.state.load_bytes)
+    (placed,) = brain.open(200).placed
+    assert brain.ask(200, m.Delete(2, placed.object)) == m.Answer(2)
+    for server in (100, 101):
+        assert brain.last(server, m.Forgotten) == m.Forgotten(placed.object)
+    assert not brain.state.objects
+    assert brain.state.load_bytes == load
+    assert brain.ask(201, m.Delete(3, placed.object)) == m.Answer(3)  # its answer may have been lost
+    assert brain.ask(201, m.Delete(4, placed.object + 1)).error == "NotFound"
+    (again,) = brain.open(200, size=7).placed
+    assert again.object == placed.object + 1  # a number is used once
+    brain.join("server", 100, rank=0)  # it was away: it is told again
+    assert brain.last(100, m.Forgotten) == m.Forgotten(placed.object)
+
+
+def test_an_object_is_deleted_by_its_own_app_alone():
+    brain = started()
+    brain.workers(1, "other", 300)
+    (placed,) = brain.open(200).placed
+    refused = brain.ask(300, m.Delete(2, placed.object))
+    assert (refused.error, refused.why) == ("AccessDenied", "only app 'default' may delete its objects")
+    assert placed.object in brain.state.objects
+
+
+def test_a_move_of_an_object_that_is_deleted_is_over():
+    brain, order = moving()
+    brain.ask(200, m.Delete(2, order.object))
+    answer = brain.last(900, m.Answer)
+    assert (answer.number, answer.error) == (1, "ServerLost")
+    assert "'default/w' was deleted" in answer.why
+    brain.say(100, m.Moved(order.move))  # it had been carried out all the same
+    assert not brain.state.moves
+    assert sum(brain.state.load_bytes.values()) == 0
+
+
 # -- moves -----------------------------------------------------------------------------------------------------------
 
 

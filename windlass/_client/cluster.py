@@ -188,6 +188,18 @@ class Cluster:
         self._check_name(what, name)
         self._session.check()
 
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
+        """Deletes a tensor or table of this app: the servers free its memory, and its name can be used again.
+
+        Every handle of it, this worker's and others', raises Deleted from then on, and so do requests that are under
+        way. A tensor that others were made ``like=`` is refused while they are there. Shards that are on their way to
+        another server go no further.
+        """
+        if not isinstance(name, str) or not name.isprintable():
+            raise InvalidArgument(f"delete: the name must be a string of printable characters, not {name!r}")
+        self._session.check()
+        self._session.remove(name, self._timeout if timeout is None else timeout)
+
     @staticmethod
     def _check_name(what: str, name: str) -> None:
         if not isinstance(name, str) or not name.isprintable():

@@ -24,7 +24,7 @@ from windlass.control import messages as m
 from windlass.control.member import Member, here, new_incarnation
 
 _log = logging.getLogger("windlass")
-_OPEN, _LIST, _DETACH = 4, 6, 14  # operations of the wire
+_OPEN, _LIST, _DETACH, _DELETE = 4, 6, 14, 27  # operations of the wire
 _FOREVER_SECONDS = 1e6
 _LAST_WORD_SECONDS = 1.0  # for the scheduler to say who is missing, once time is up
 
@@ -211,6 +211,10 @@ class Attendance:
             number, runs = _core.read_map(body)
             spec = body[len(_core.write_map(number, runs)) :]
             ask(lambda n: m.Forget(n, spec, number), "forget", seconds)
+            return []
+        if operation == _DELETE:
+            number, _ = _core.read_map(body)
+            ask(lambda n: m.Delete(n, number), "delete", seconds)
             return []
         raise InternalError(f"the catalogue was asked for operation {operation}")
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from windlass._errors import InvalidArgument, ShapeMismatch
 from windlass._objects.arrays import ArrayLike, as_keys, is_torch
+from windlass._objects.outputs import shown
 from windlass._objects.snapshot import as_kept
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ class ChunkWithState(NamedTuple):
 def chunk_of(table: "Table", keys: Any, weights: Any, arrays: list[Any], updates: Any) -> ChunkWithState:
     """What the core has exported."""
     shapes = _state_shapes(table, len(keys))
-    state = {name: array.reshape(shapes[name]) for name, array in zip(shapes, arrays, strict=True)}
-    return ChunkWithState(keys, weights, state, updates)
+    at = table._cluster
+    state = {name: shown(at, array.reshape(shapes[name])) for name, array in zip(shapes, arrays, strict=True)}
+    return ChunkWithState(shown(at, keys), shown(at, weights), state, shown(at, updates))
 
 
 def put(

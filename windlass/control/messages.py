@@ -138,6 +138,12 @@ class Forget(Question, frozen=True):
     object: U32
 
 
+class Delete(Question, frozen=True):
+    """An object is no more wanted: its name is free again, and the servers free what they have of it."""
+
+    object: U32
+
+
 class List(Question, frozen=True):
     """All objects of all apps."""
 
@@ -419,7 +425,7 @@ class Objects(Message, frozen=True):
 
 
 class Forgotten(Message, frozen=True):
-    """To a server: an object that could not be made everywhere, and is no more."""
+    """To a server: an object that was deleted, or could not be made everywhere, and is no more."""
 
     object: U32
 
@@ -470,6 +476,7 @@ FromMember = (
     | Report
     | Open
     | Forget
+    | Delete
     | List
     | Move
     | Moved
@@ -508,7 +515,7 @@ FromScheduler = (
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
     "server": (Ready, Leave, Report, Moved, Armed, Saved, Loaded),
-    "worker": (Leave, Report, Open, Forget, List, Lease, Arrive, Save, Keep),
+    "worker": (Leave, Report, Open, Forget, Delete, List, Lease, Arrive, Save, Keep),
     "reader": (Leave, Report, Open, List),
     "operator": (Leave, List, Move, Stop, SaveNow),
 }

@@ -74,6 +74,7 @@ class State:
         self._views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
         self.objects: dict[int, Object] = {}
         self.by_name: dict[str, int] = {}
+        self._forgotten: list[int] = []  # objects that are no more
         self.load_bytes: dict[int, int] = {}  # placed, by server
         self.moves: dict[int, Moving] = {}
         self.ledgers: dict[tuple[str, str], Ledger] = {}  # by app and name
@@ -213,6 +214,8 @@ class State:
         self._catch_up_views(member)
         if member.join.role == "server":
             self._tell_objects([number], list(self.objects.values()))
+            for forgotten in self._forgotten:
+                self._tell([number], m.Forgotten(forgotten))
         self._tell_lost(member)
         for object_, shard in self._last_term:
             if (there := self.objects.get(object_)) is not None:
@@ -651,6 +654,9 @@ class State:
             case m.Forget(number, spec, object_):
                 self._forget(spec, object_, self.members[asker].join.app)
                 self._tell([asker], m.Answer(number))
+            case m.Delete(number, object_):
+                self._delete(object_, self.members[asker].join.app)
+                self._tell([asker], m.Answer(number))
             case m.List(number):
                 self._tell([asker], m.Answer(number, placed=[o.placed() for o in self.objects.values()]))
             case m.Move():
@@ -841,16 +847,38 @@ class State:
 
     def _forget(self, spec: bytes, number: int, app: str) -> None:
         there = self.objects.get(number)
-        if there is None or there.spec != spec or there.app != app:
+        if there is not None and there.spec == spec and there.app == app:
+            self._object_over(there, "could not be made everywhere, and is no more")
+
+    def _delete(self, number: int, app: str) -> None:
+        """Whether or not it is there still: the answer to an earlier question may have been lost."""
+        there = self.objects.get(number)
+        if there is None:
+            if not 0 < number < self._next_object:
+                raise Wrong("NotFound", f"object {number}: there is no such object")
             return
+        if there.app != app:
+            raise Wrong("AccessDenied", f"only app {there.app!r} may delete its objects")
+        alike = sorted(o.name.partition("/")[2] for o in self.objects.values() if o.group == there.name != o.name)
+        if alike:
+            names = ", ".join(map(repr, alike))
+            why = f"it lies where others are placed like it, and they must be deleted first: {names}"
+            raise Wrong("InvalidArgument", why)
+        self._log("info", f"{there.name!r} is deleted")
+        self._object_over(there, "was deleted")
+
+    def _object_over(self, there: Object, why: str) -> None:
+        number = there.number
         del self.objects[number], self.by_name[there.name]
+        self._forgotten.append(number)
+        self._last_term = {at: term for at, term in self._last_term.items() if at[0] != number}
         self._tell(self.servers.values(), m.Forgotten(number))
         for server, size in zip(there.owners, there.shard_bytes, strict=True):
             if server in self.load_bytes:
                 self.load_bytes[server] -= size
         for move, moving in list(self.moves.items()):
             if moving.object == number:
-                self._move_over(move, f"{there.name!r} could not be made everywhere, and is no more")
+                self._move_over(move, f"{there.name!r} {why}")
 
     # -- moves -------------------------------------------------------------------------------------------------------
 

@@ -291,8 +291,9 @@ bool Lane::answer_part(Trip::Part* part, Code code, const PartAnswer& answer, co
     if (const Status landed = trip.payload->land(part->part, in_place, answer, numbers); !landed.ok())
       return broken_rule(landed.message());
   } else if (code != Code::kOk) {
-    trip.payload->refused(part->part, code);
-    if (trip.status.ok()) trip.status = Status(code, links_.servers()[server_] + ": " + wire::printable(answer.body));
+    const bool fine = trip.payload->refused(part->part, code);
+    if (!fine && trip.status.ok())
+      trip.status = Status(code, links_.servers()[server_] + ": " + wire::printable(answer.body));
   }
   part->answered = true;
   --trip.unanswered;

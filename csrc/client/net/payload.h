@@ -55,8 +55,8 @@ class Payload {
   // Takes a part's answer, complete and with a valid checksum. `numbers` is null if there are none or landing() took
   // them. An error means that the answer makes no sense.
   virtual Status land(uint32_t, bool, const PartAnswer&, const std::byte*) { return {}; }
-  // Takes a part's refusal.
-  virtual void refused(uint32_t, Code) {}
+  // Takes a part's refusal. True: that is as good as an answer, and no error.
+  virtual bool refused(uint32_t, Code) { return false; }
   // Who has the shard that a part is about; nullptr if it is about none.
   virtual Owners* owners(uint32_t part, uint32_t* shard) = 0;
 

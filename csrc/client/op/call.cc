@@ -288,10 +288,15 @@ Status Call::named(const Status& s) {
   return Status(s.code(), std::move(text), std::move(refused));
 }
 
-void Call::refused(uint32_t part, Code code) {
-  if (!batch_.op->contributes || code == Code::kBufferInUse) return;
+bool Call::refused(uint32_t part, Code code) {
+  if (code == Code::kDeleted) {
+    progress_->deleted = true;
+    if (batch_.op->closes) return true;
+  }
+  if (!batch_.op->contributes || code == Code::kBufferInUse) return false;
   std::lock_guard lock(seen_mutex_);
   refused_.push_back(part);
+  return false;
 }
 
 void Call::refuse_all() {

@@ -102,7 +102,8 @@ class Call : public Future, public Recycled, public Payload {
   void stopped();  // a part waits at a gate
 
   // Shards that refused a push, for a retry that sends it to them alone. A shard that got a part of it is not one.
-  void refused(uint32_t part, Code code) override;
+  // At an object that was deleted there is nothing to close.
+  bool refused(uint32_t part, Code code) override;
   void refuse_all();  // it never began
   // Adds them, if there are any; `request`: which one of its step this call is.
   void list_refused(uint32_t request, std::vector<Refused>* to);

@@ -64,8 +64,9 @@ class Handle {
                     const std::string& body, int64_t deadline_ns, std::vector<Answer>* answers);
 
  protected:
-  Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t shards)
-      : session_(std::move(session)), progress_(session_->progress(name, shards)) {}
+  // number: the object's, as its map has it.
+  Handle(std::shared_ptr<Session> session, const std::string& name, uint32_t number, uint32_t shards)
+      : session_(std::move(session)), progress_(session_->progress(name, number, shards)) {}
   ~Handle() = default;
 
   // Calls a user's function with every shard; its results are in the order of shards.

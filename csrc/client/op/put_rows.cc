@@ -139,7 +139,7 @@ Status TableClient::check_finite(const What& what, const RowArrays& from) const 
 
 Status TableClient::put(const RowArrays& from, int64_t portion_ns) {
   const What what{"put", "table", name_};
-  WL_RETURN_IF_ERROR(session().engine().usable());
+  WL_RETURN_IF_ERROR(session().usable());
   WL_RETURN_IF_ERROR(take_unseen());
   WL_RETURN_IF_ERROR(check_finite(what, from));
   RowForm form{.parts = 0, .counted = from.counts != nullptr};

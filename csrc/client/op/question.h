@@ -29,6 +29,12 @@ class Question final : public Call {
     aim(op, where_.object.get(), where_.owners, shards_);
   }
 
+  // Call before it is asked: where the object was deleted, that is an answer.
+  void accept_deleted() { accepts_deleted_ = true; }
+  bool refused(uint32_t part, Code code) override {
+    return Call::refused(part, code) || (accepts_deleted_ && code == Code::kDeleted);
+  }
+
   // Asks, and waits for all answers.
   Status ask(int64_t deadline_ns) {
     WL_RETURN_IF_ERROR(start(nullptr, nullptr, How::kWait, deadline_ns));
@@ -81,6 +87,7 @@ class Question final : public Call {
   const std::vector<uint32_t> shards_;
   const uint64_t value_;
   const std::string body_;
+  bool accepts_deleted_ = false;
   std::vector<Handle::Answer> answers_;
 };
 

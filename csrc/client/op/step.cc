@@ -229,8 +229,8 @@ Status StepCall::land(uint32_t part, bool in_place, const PartAnswer& answer, co
   return call_of(part).land(parts_[part].part, in_place, answer, numbers);
 }
 
-void StepCall::refused(uint32_t part, Code code) {
-  if (parts_[part].member != kTick) call_of(part).refused(parts_[part].part, code);
+bool StepCall::refused(uint32_t part, Code code) {
+  return parts_[part].member != kTick && call_of(part).refused(parts_[part].part, code);
 }
 
 Owners* StepCall::owners(uint32_t part, uint32_t* shard) {

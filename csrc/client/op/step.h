@@ -55,7 +55,7 @@ class StepCall final : public Future, public Payload {
   void gather(uint32_t part, std::byte* to) override;
   std::byte* landing(uint32_t part, uint64_t bytes) override;
   Status land(uint32_t part, bool in_place, const PartAnswer& answer, const std::byte* numbers) override;
-  void refused(uint32_t part, Code code) override;
+  bool refused(uint32_t part, Code code) override;
   Owners* owners(uint32_t part, uint32_t* shard) override;
 
  protected:

@@ -309,14 +309,15 @@ Status TableClient::open(std::shared_ptr<Session> session, const std::string& na
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session,
                                                  std::shared_ptr<ServedObject> object) {
   const std::string name = object->spec().own_name();
-  std::shared_ptr<TableClient> client(new TableClient(std::move(session), name, name, object->spec().table));
+  std::shared_ptr<TableClient> client(
+      new TableClient(std::move(session), name, object->map().object, name, object->spec().table));
   client->set_object(object->spec().table.sync, object);
   return client;
 }
 
 std::shared_ptr<TableClient> TableClient::attach(std::shared_ptr<Session> session, const Placed& placed) {
-  std::shared_ptr<TableClient> client(
-      new TableClient(std::move(session), placed.spec.name, placed.spec.own_name(), placed.spec.table));
+  std::shared_ptr<TableClient> client(new TableClient(std::move(session), placed.spec.name, placed.map.object,
+                                                      placed.spec.own_name(), placed.spec.table));
   client->set_object(placed.spec.table.sync, nullptr);
   client->set_map(placed.map, limits::kTableShards);
   return client;

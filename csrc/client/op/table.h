@@ -138,9 +138,9 @@ class TableClient : public Handle, public std::enable_shared_from_this<TableClie
               std::vector<uint64_t>* keys, std::vector<float>* rows);
 
  private:
-  TableClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
+  TableClient(std::shared_ptr<Session> session, const std::string& full_name, uint32_t number, const std::string& name,
               const TableSpec& spec)
-      : Handle(std::move(session), full_name, limits::kTableShards), name_(name), spec_(spec) {}
+      : Handle(std::move(session), full_name, number, limits::kTableShards), name_(name), spec_(spec) {}
   RowType row_type() const { return {Dtype::kFloat32, spec_.dim, true, true}; }
   Asked asked(const char* verb);
   Status check_finite(const What& what, const RowArrays& from) const;

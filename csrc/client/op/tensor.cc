@@ -362,7 +362,8 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
                                                    std::shared_ptr<ServedObject> object) {
   const std::string name = object->spec().own_name();
   const TensorSpec& spec = object->spec().tensor;
-  std::shared_ptr<TensorClient> client(new TensorClient(std::move(session), name, name, spec, cut_of(spec)));
+  std::shared_ptr<TensorClient> client(
+      new TensorClient(std::move(session), name, object->map().object, name, spec, cut_of(spec)));
   client->set_object(spec.sync, std::move(object));
   return client;
 }
@@ -371,7 +372,7 @@ std::shared_ptr<TensorClient> TensorClient::attach(std::shared_ptr<Session> sess
   const TensorSpec& spec = placed.spec.tensor;
   const Cut cut = cut_of(spec);
   std::shared_ptr<TensorClient> client(
-      new TensorClient(std::move(session), placed.spec.name, placed.spec.own_name(), spec, cut));
+      new TensorClient(std::move(session), placed.spec.name, placed.map.object, placed.spec.own_name(), spec, cut));
   client->set_object(spec.sync, nullptr);
   client->set_map(placed.map, cut.shards);
   return client;

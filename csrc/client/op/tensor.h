@@ -162,9 +162,9 @@ class TensorClient : public Handle, public std::enable_shared_from_this<TensorCl
                       uint64_t* dots);
   Status vector_remote(const What& what, VectorOp op, TensorClient* other, uint64_t a, int64_t deadline_ns,
                        uint64_t* dots);
-  TensorClient(std::shared_ptr<Session> session, const std::string& full_name, const std::string& name,
+  TensorClient(std::shared_ptr<Session> session, const std::string& full_name, uint32_t number, const std::string& name,
                const TensorSpec& spec, const Cut& cut)
-      : Handle(std::move(session), full_name, cut.shards),
+      : Handle(std::move(session), full_name, number, cut.shards),
         name_(name),
         group_(full_name.substr(0, full_name.size() - name.size()) + (spec.like.empty() ? name : spec.like)),
         spec_(spec),

@@ -11,7 +11,7 @@ void Arrival::close() {
   closed_ = true;
   if (shard == nullptr) return;
   object_->give_memory(first_.shard);
-  with_turn(shard->turn, [&] { shard->home.state = Residence::kElsewhere; });
+  with_turn(shard->turn, [&] { shard->home.become(Residence::kElsewhere); });
 }
 
 Status Arrival::wrong(const std::string& what, uint64_t expected, uint64_t seen) const {
@@ -64,7 +64,9 @@ Status Arrival::begin(const Chunk& chunk, const std::byte* body) {
     Residence& home = shard.home;
     known_ = home.state == Residence::kHere && home.term == chunk.term;
     if (known_) return;
-    if (home.state == Residence::kHere || home.state == Residence::kFrozen) {
+    if (home.deleted()) {
+      status = object_->gone();
+    } else if (home.state == Residence::kHere || home.state == Residence::kFrozen) {
       status = Status(Code::kInvalidArgument,
                       what + ": it is here, under term " + std::to_string(home.term) + ", and cannot come");
     } else if (home.state == Residence::kArriving || home.leaving) {
@@ -164,7 +166,7 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
     shard_->count = end.count;
     shard_->records.clear();
     for (Record& record : records_) shard_->records.add(std::move(record));
-    shard_->home.state = Residence::kArrived;
+    shard_->home.become(Residence::kArrived);
     shard_->home.next_term = chunk.term;
     if (gate_ == nullptr) return;
     shard_->gate = std::move(gate_);

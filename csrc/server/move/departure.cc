@@ -23,7 +23,9 @@ Status Departure::begin(std::shared_ptr<ServedObject> object, uint32_t index, ui
     Residence& home = shard->home;
     if (home.state == Residence::kElsewhere && home.server == server && home.term == term) return;
     if (home.state == Residence::kArrived && term > home.next_term) home.settle();  // the mover knows that it arrived
-    if (shard->capture != nullptr) {
+    if (home.deleted()) {
+      status = object->gone();
+    } else if (shard->capture != nullptr) {
       status = Status(Code::kInvalidArgument, what + ": a checkpoint is being taken of it");
     } else if (home.leaving) {
       status = Status(Code::kInvalidArgument, what + ": it is on its way already");
@@ -195,7 +197,7 @@ void Departure::copy_changes() {
 }
 
 void Departure::freeze() {
-  with_turn(shard_.turn, [&] { shard_.home.state = Residence::kFrozen; });
+  with_turn(shard_.turn, [&] { shard_.home.become(Residence::kFrozen); });
   frozen_ = true;
   phase_ = kRest;
   if (object_->table() != nullptr) {
@@ -234,7 +236,7 @@ Status Departure::commit() {
   over_ = true;
   Freed parked;
   with_turn(shard_.turn, [&] {
-    shard_.home.state = Residence::kElsewhere;
+    shard_.home.become(Residence::kElsewhere);
     shard_.home.server = server_;
     shard_.home.term = term_;
     shard_.records.clear();
@@ -256,7 +258,7 @@ void Departure::abort() {
   Freed parked;
   with_turn(shard_.turn, [&] {
     shard_.home.leaving = false;
-    shard_.home.state = Residence::kHere;
+    shard_.home.become(Residence::kHere);
     if (object_->table() != nullptr) rows().changes.reset();
     object_->set_view(shard_, index_, object_->workers()->view(object_->map().object));  // it missed views
     shard_.parked.free(shard_, &parked);

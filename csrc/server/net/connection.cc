@@ -380,13 +380,15 @@ Status Connection::control(const wire::Header& header, const std::string& body, 
       return {};
     }
     case Op::kAttach:
-    case Op::kDetach: {
+    case Op::kDetach:
+    case Op::kDelete: {
       wire::Reader reader(body);
       ObjectSpec spec;
       Map map;
       WL_RETURN_IF_ERROR(decode(&reader, &map));
       WL_RETURN_IF_ERROR(decode(&reader, &spec));
       answers->emplace_back();
+      if (header.operation() == Op::kDelete) return host_.remove(*client_, spec, map.object);
       if (header.operation() == Op::kAttach) return host_.attach(spec, map, !client_->reads);
       if (client_->reads) return Status(Code::kAccessDenied, "detach of '" + spec.own_name() + "'" + kOnlyReads);
       return host_.detach(spec, map);

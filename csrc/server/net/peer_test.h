@@ -443,6 +443,12 @@ class Peer : public Stream {
     encode(spec, &w);
     return call_one(with_body(wire::Op::kAttach, w.take())).status();
   }
+  Status remove(const ObjectSpec& spec, const Map& map) {
+    wire::Writer w;
+    encode(map, &w);
+    encode(spec, &w);
+    return call_one(with_body(wire::Op::kDelete, w.take())).status();
+  }
   Map made(const ObjectSpec& spec) {
     Map map;
     CHECK_OK(open(spec, &map));

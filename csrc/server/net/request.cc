@@ -91,7 +91,7 @@ void Request::begin(const Taken& taken, About* about) const {
   }
   about->object = from_->host().find(block.object);
   if (about->object == nullptr) {
-    about->wrong = Status(Code::kNotFound, "object " + std::to_string(block.object) + " is not on this server");
+    about->wrong = from_->host().absent(block.object);
     return;
   }
   b.in_dtype = static_cast<Dtype>(block.dtype_in);

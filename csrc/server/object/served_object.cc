@@ -86,6 +86,28 @@ void ServedObject::give_memory(uint32_t shard) {
   if (!inside(shard)) came(shard)->give_memory();
 }
 
+void ServedObject::remove(std::vector<std::unique_ptr<Waiting>>* freed) {
+  bool used = false;  // a move reads or writes memory without the turn, and a checkpoint has yet to take what it holds
+  for (uint32_t i = 0; i < shards_; ++i) {
+    Shard* const shard = find(i);
+    if (shard == nullptr) continue;
+    with_turn(shard->turn, [&] {
+      const bool holds = shard->home.state == Residence::kArriving || shard->capture != nullptr;
+      used = used || holds || shard->home.leaving;
+      shard->home.state = Residence::kDeleted;
+      shard->staged.reset();
+      shard->parked.free(*shard, freed);
+      if (table_ != nullptr && !holds) table_->clear(i);
+    });
+  }
+  context_.staging->changed();
+  if (table_ != nullptr) return table_->pools().trim();
+  if (used) return;
+  std::lock_guard lock(coming_);
+  tensor_->give_memory();
+  for (const std::unique_ptr<Tensor>& tensor : came_) tensor->give_memory();
+}
+
 std::pair<uint32_t, uint32_t> ServedObject::whereabouts(uint32_t index) {
   Shard* const shard = find(index);
   if (shard == nullptr) return {map_.run_of(index).server, map_.run_of(index).term};
@@ -104,6 +126,7 @@ bool ServedObject::lets_in(const Entry& e, Shard& shard) const {
 }
 
 void ServedObject::turn_away(const Entry& e, const Residence& home, Outcome* out) const {
+  if (home.deleted()) return out->refuse(gone());
   const bool here = home.state == Residence::kHere;
   const std::string what = "shard " + std::to_string(e.shard) + ": ";
   const std::string term = std::to_string(home.term), asked = std::to_string(e.term);
@@ -142,7 +165,7 @@ void ServedObject::add_gate(Shard& shard) {
 }
 
 void ServedObject::set_view(Shard& shard, uint32_t index, const View& view) {
-  if (shard.gate == nullptr) return;
+  if (shard.gate == nullptr || shard.home.deleted()) return;
   shard.gate->set_view(view, os::now_ns());
   if (spec_.sync().rounds()) make_updates(shard, target(index));
   context_.staging->changed();

@@ -98,6 +98,8 @@ class ServedObject {
   // The refusal of an entry for a shard that has never been here.
   void turn_away(const Entry& e, Outcome* out) const;
   Status refused(Code code, const std::string& why) const;
+  std::string what() const;  // kind and name, for messages
+  Status gone() const { return Status(Code::kDeleted, what() + " was deleted"); }
 
   const RuleSpec& rule() const { return spec_.is_table ? spec_.table.rule : spec_.tensor.rule; }
   UserCode* user_code() const { return user_code_; }
@@ -124,6 +126,10 @@ class ServedObject {
   Table* table() const { return table_.get(); }
   Tensor& tensor() const { return *tensor_; }  // the first run of it
   Target target(uint32_t shard) const { return {table_ == nullptr ? &tensor_of(shard) : nullptr, table_.get(), shard}; }
+  // The object is deleted, for whoever still has it: entries are refused from now on, those that wait at its shards,
+  // too (*freed gets them), and its memory is given back. What a move or a checkpoint is using is given back when
+  // that ends.
+  void remove(std::vector<std::unique_ptr<Waiting>>* freed);
   // Whether another tensor has the same cut and was made to lie on the same servers (`like=`).
   bool is_like(const ServedObject& other) const;
   // The server that has a shard, as far as is known here, and since which term.
@@ -169,12 +175,11 @@ class ServedObject {
   Status check_spans(const Batch& b, Entry* e, uint64_t* out_bytes) const;
   Status check_keys(const Batch& b, Entry* e, uint64_t* out_bytes) const;
   Status check_in_place(const Batch& b, const Entry& e) const;
+  Status check_put_rows(const Batch& b, Entry* e, uint64_t* out_bytes) const;
   RowType row_type() const;
   bool is_whole(const Entry& e) const;
   bool finite(const Batch& b, const Entry& e) const;
-  std::string what() const;  // kind and name, for messages
   void add_gate(Shard& shard);
-  Status check_put_rows(const Batch& b, Entry* e, uint64_t* out_bytes) const;
   uint64_t seen(const Batch& b, const Entry& e, const Shard& shard) const;
   void close(const Batch& b, const Entry& e, Shard& shard, bool refused, bool* has_read);
   Verdict push(const Batch& b, const Entry& e, Shard& shard, Record& record, Status* status, Outcome* out, Stage stage,

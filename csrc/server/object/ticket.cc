@@ -25,6 +25,7 @@ void Ticket::stop_at_gate(const Shard& shard, int64_t now_ns) {
 }
 
 bool Ticket::ready(Shard& shard) {
+  if (shard.home.deleted()) return true;  // it is refused
   if (gated()) return shard.gate == nullptr || shard.gate->opens(batch_.caller.rank, asked_, time_for(*shard.gate));
   return entry_.sequence == Entry::kNextSequence || !object_.is_early(batch_, entry_, shard);
 }
