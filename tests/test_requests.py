@@ -45,9 +45,9 @@ def test_every_public_method_is_among_the_calls():
             for name, member in inspect.getmembers(kind)
             if inspect.isfunction(member) and not name.startswith("_")
         }
-        # abandon() has no server here to give up; after leave() and close() there is nothing left to call; data is
+        # abandon() has no server here to give up; after close() there is nothing left to call; data is
         # leased by the scheduler, and what is reported is for it; servers here allow no functions.
-        elsewhere = {"Cluster.close", "Cluster.leave", "Cluster.abandon", "Cluster.lease", "Cluster.report"}
+        elsewhere = {"Cluster.close", "Cluster.abandon", "Cluster.lease", "Cluster.report"}
         elsewhere |= {"Tensor.call", "Table.call"}
         assert methods - elsewhere <= named
 

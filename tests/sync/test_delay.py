@@ -138,7 +138,7 @@ def test_rows_hyperparameters_and_torch(cluster: wl.Cluster):
             weights = d.push_pull(torch.ones(2, SHARD), lr=0.5)
             assert isinstance(weights, torch.Tensor)
     assert w.pull()[:, 0].tolist() == [0, -1.5, -1.5, 0]
-    assert isinstance(d.weights, np.ndarray)
+    assert isinstance(d.weights, torch.Tensor)  # as the gradients were
     assert d.weights.shape == (2, SHARD)
     assert repr(d).startswith("<Delayed by 1, 0 under way, <Tensor 'w'")
 
