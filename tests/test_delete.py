@@ -52,7 +52,7 @@ def test_every_call_of_an_old_handle_says_that_it_was_deleted(connect: Connect) 
                 continue
             with pytest.raises(wl.Deleted, match="was deleted"):  # noqa: PT012 (a future is waited for)
                 result = call()
-                if isinstance(result, wl.Future):
+                if isinstance(result, wl.types.Future):
                     result.wait()
         cluster.tick()
         cluster.settle()
@@ -88,7 +88,7 @@ def test_other_workers_are_told(connect: Connect) -> None:
         assert one.table("t", 4, rule=wl.Sum()).pull([1]).tolist() == [[1] * 4]
         for worker in (one, two):
             worker.tick()
-            worker.leave()
+            worker.close()
 
 
 @pytest.mark.parametrize("sync", ["bsp", "ssp:1"])
@@ -133,7 +133,7 @@ def test_requests_that_wait_end_with_it(connect: Connect, sync: str) -> None:
             for tensor in tensors:
                 assert (tensor.pull() == 2).all()
         for worker in (one, two):
-            worker.leave()
+            worker.close()
 
 
 def test_an_anchor_is_kept_while_tensors_are_like_it(cluster: wl.Cluster) -> None:
@@ -197,7 +197,7 @@ def test_names_come_and_go_while_others_use_them(connect: Connect) -> None:
         assert not trouble, trouble
         assert deleted >= 3
         for worker in workers:
-            worker.leave()
+            worker.close()
 
 
 def test_servers_that_hold_nothing_any_more_can_form_another_cluster() -> None:

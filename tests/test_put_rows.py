@@ -32,7 +32,7 @@ def train(table: wl.Table, seed: int, steps: int = 4) -> None:
 
 
 def copied(table: wl.Table, to: wl.Table, chunk_rows: int = 700) -> None:
-    for chunk in table.export(chunk_rows, state=True):
+    for chunk in table.export(chunk_rows=chunk_rows, state=True):
         to.put(*chunk)
 
 
@@ -72,7 +72,7 @@ def test_what_an_export_with_state_has_goes_on_elsewhere_bit_by_bit(connect: Con
 def test_so_does_what_rules_of_ones_own_keep(own: wl.Cluster, name: str) -> None:
     table = own.table("t", DIM, rule=OWN_RULES[name], init=wl.Normal(std=0.1))
     train(table, 0)
-    chunks = list(table.export(500, state=True))
+    chunks = list(table.export(chunk_rows=500, state=True))
     own.delete("t")
     again = own.table("t", DIM, rule=OWN_RULES[name], init=wl.Normal(std=0.1))
     with wl.connect(threads=2) as elsewhere:
@@ -112,7 +112,7 @@ def test_rows_that_were_only_read_are_left_out(cluster: wl.Cluster) -> None:
 def test_a_condition_chooses_rows_with_their_state(cluster: wl.Cluster) -> None:
     table = cluster.table("t", 2, rule=wl.Adagrad())
     table.put(np.arange(1000), np.repeat(np.arange(1000, dtype=np.float32), 2).reshape(-1, 2), updates=np.arange(1000))
-    chunks = list(table.export(7, where=(wl.row[0] >= 100) & (wl.row[0] < 150), state=True))
+    chunks = list(table.export(chunk_rows=7, where=(wl.row[0] >= 100) & (wl.row[0] < 150), state=True))
     assert max(len(chunk.keys) for chunk in chunks) <= 7
     keys = np.concatenate([chunk.keys for chunk in chunks])
     assert sorted(keys.tolist()) == list(range(100, 150))
@@ -212,7 +212,7 @@ def test_under_bsp_a_put_closes_nothing_and_waits_for_nobody(connect: Connect) -
         pushed.wait()
         assert tables[1].pull([1]).tolist() == [[11, 11]]
         for worker in workers:
-            worker.leave()
+            worker.close()
 
 
 def test_puts_beside_pushes_of_others_lose_none(connect: Connect) -> None:
@@ -233,7 +233,7 @@ def test_puts_beside_pushes_of_others_lose_none(connect: Connect) -> None:
         assert (tables[1].pull(mine) == 30).all()
         assert (tables[0].pull(others) == 29).all()
         for worker in workers:
-            worker.leave()
+            worker.close()
 
 
 # -- what does not fit -----------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_a_function_that_does_not_end_is_given_up(hasty: wl.Cluster) -> None:
         with pytest.raises(wl.FunctionFailed) as error:
             stuck.wait()
         failed.append(error.value)
-    assert f"took longer than {HASTY_SECONDS} s and was given up; nothing was changed" in str(failed[0])
+    assert f"took longer than {HASTY_SECONDS:g} s and was given up; nothing was changed" in str(failed[0])
     np.testing.assert_array_equal(w.push_pull(one), -2 * one)
     assert time.monotonic() - start < 2 * HASTY_SECONDS + SLACK
     assert other.pull()[0] == 1

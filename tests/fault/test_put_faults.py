@@ -65,7 +65,7 @@ def test_rows_are_put_once_and_in_order(kind: str, faults: dict[str, float]) -> 
         net.spoil(Faults(**faults, seed=seed))
         expected = exchange_rows(table, random.Random(seed), 40)
         assert set(table.pull(KEYS).ravel().tolist()) == {expected}
-        chunks = list(table.export(1000, state=True))
+        chunks = list(table.export(chunk_rows=1000, state=True))
         assert spoiled(net) >= 10, "invalid: too few faults were made"
         net.spoil(Faults())
         assert sorted(key for chunk in chunks for key in chunk.keys.tolist()) == KEYS.tolist()
@@ -127,7 +127,7 @@ def test_rows_that_are_put_follow_shards_that_move() -> None:
                 rows = np.full((len(KEYS), 4), source.random(), np.float32)
                 table.put(KEYS, rows, {"exp_avg": rows, "exp_avg_sq": 2 * rows}, 7)
                 np.testing.assert_array_equal(table.pull(KEYS), rows)
-                chunks = list(table.export(700, state=True))
+                chunks = list(table.export(chunk_rows=700, state=True))
                 assert sum(len(chunk.keys) for chunk in chunks) == len(KEYS)
                 for chunk in chunks:
                     assert set(chunk.state["exp_avg"].ravel().tolist()) == {float(rows[0, 0])}
