@@ -6,6 +6,7 @@ from rich.console import Console
 
 import windlass as wl
 from windlass import _core
+from windlass._cli import RulesPart
 from windlass.bench import _native
 from windlass.bench import rules as bench
 
@@ -23,6 +24,13 @@ def test_the_short_form_has_every_rule():
             assert figure.value > 0
             assert figure.limit is not None
             assert figure.bar == f">= {bar:g}"
+
+
+def test_a_part_of_the_suite_can_be_measured_alone():
+    assert [measure.__name__ for measure in bench.PARTS] == list(RulesPart)
+    names = [figure.name for figure in bench.run(Console(quiet=True), 0, short=True, part="checked").figures]
+    assert "second look, SGD 1 MB, 1 thread" in names
+    assert all("second look" in name or "reject_nonfinite" in name for name in names)
 
 
 def test_every_rule_is_measured_in_its_class():

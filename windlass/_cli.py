@@ -1,5 +1,6 @@
 """The command ``windlass``."""
 
+import enum
 import importlib
 import pathlib
 import signal
@@ -32,6 +33,16 @@ Short = Annotated[bool, typer.Option("--short", help="To see that it works, not 
 ROWS = 5_000_000
 
 
+class RulesPart(enum.StrEnum):
+    """The parts of the suite that measures rules; it has a function of this name for each."""
+
+    DENSE = "dense"
+    PER_ROW = "per_row"
+    CHECKED = "checked"
+    IN_PYTHON = "in_python"
+    TOP_K = "top_k"
+
+
 @app.callback()
 def root() -> None:
     """Windlass, a parameter server for machine learning."""
@@ -55,7 +66,7 @@ def _bench() -> None:
     """Our figures beside limits and peers taken in the same run."""
 
 
-def _measure(suite: str, rows: int, json: pathlib.Path | None, short: bool) -> None:
+def _measure(suite: str, rows: int, json: pathlib.Path | None, short: bool, **of_suite: str) -> None:
     if json is not None and not json.parent.is_dir():
         raise typer.BadParameter(f"no such folder: {json.parent}", param_hint="--json")
     from rich.console import Console
@@ -63,7 +74,7 @@ def _measure(suite: str, rows: int, json: pathlib.Path | None, short: bool) -> N
     _end_orderly()
     console = Console()
     run = importlib.import_module(f"windlass.bench.{suite}").run
-    figures = run(console if console.is_terminal else Console(width=160), rows, short)
+    figures = run(console if console.is_terminal else Console(width=160), rows, short, **of_suite)
     figures.show()
     if json is not None:
         figures.save(json)
@@ -115,9 +126,13 @@ def train(json: Json = None, short: Short = False) -> None:
 
 
 @bench.command()
-def rules(json: Json = None, short: Short = False) -> None:
+def rules(
+    json: Json = None,
+    short: Short = False,
+    part: Annotated[RulesPart | None, typer.Option(help="Only this part; `checked`: reject_nonfinite.")] = None,
+) -> None:
     """Every rule on a tensor and on a table, beside its kernel on plain arrays."""
-    _measure("rules", 0, json, short)
+    _measure("rules", 0, json, short, part=part.value if part else "")
 
 
 @bench.command(name="all")

@@ -4,8 +4,8 @@
 
 namespace windlass {
 
-void bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state, const float* g, size_t at, size_t n,
-                size_t row) {
+bool bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state, const float* g, size_t at, size_t n,
+                size_t row, bool looks) {
   const RuleKernels& rule = kernels(kind);
   Dense d;
   d.w = w + at;
@@ -14,10 +14,13 @@ void bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state
   d.g = g + at;
   d.n = n;
   d.row = row;
-  rule.dense(rule.prepare(hyper, kBareCount), d);
+  const Step step = rule.prepare(hyper, kBareCount);
+  if (looks) return rule.looking(step, d) == n;
+  rule.dense(step, d);
+  return true;
 }
 
-void bare_rows(RuleKind kind, const Hyper& hyper, const BareRows& r) {
+bool bare_rows(RuleKind kind, const Hyper& hyper, const BareRows& r) {
   constexpr size_t kBlock = 512;
   const RuleKernels& rule = kernels(kind);
   const size_t state_stride = rule.layout.vectors * size_t{r.dim};
@@ -34,8 +37,11 @@ void bare_rows(RuleKind kind, const Hyper& hyper, const BareRows& r) {
       heads[i] = reinterpret_cast<RowHead*>(r.heads + row * r.head_bytes);
       g[i] = r.g + (at + i) * r.dim;
     }
-    rule.rows(hyper, Rows{w, state, heads, g, n, r.dim, 1});
+    const Rows some{w, state, heads, g, n, r.dim, 1};
+    if (r.looks && rule.looking_rows(hyper, some) != n) return false;
+    if (!r.looks) rule.rows(hyper, some);
   }
+  return true;
 }
 
 }  // namespace windlass

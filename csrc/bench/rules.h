@@ -10,9 +10,10 @@ namespace windlass {
 
 inline constexpr uint64_t kBareCount = 1000;  // the number of the update, for rules that count
 
-// Applies the rule to elements [at, at + n). Where it has numbers per row, they follow the state arrays.
-void bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state, const float* g, size_t at, size_t n,
-                size_t row);
+// Applies the rule to elements [at, at + n). Where it has numbers per row, they follow the state arrays. looks: at
+// every number it uses, as for reject_nonfinite; false if one is not finite.
+bool bare_dense(RuleKind kind, const Hyper& hyper, float* w, float* const* state, const float* g, size_t at, size_t n,
+                size_t row, bool looks);
 
 // Rows by their numbers: weights, state and heads of row r at r times their strides.
 struct BareRows {
@@ -24,7 +25,8 @@ struct BareRows {
   const float* g = nullptr;
   size_t n = 0;
   uint32_t dim = 0;
+  bool looks = false;
 };
-void bare_rows(RuleKind kind, const Hyper& hyper, const BareRows& rows);
+bool bare_rows(RuleKind kind, const Hyper& hyper, const BareRows& rows);
 
 }  // namespace windlass

@@ -94,11 +94,12 @@ Hyper hyper_of(const std::vector<double>& numbers) {
 }
 
 Seconds limit_rule(uint8_t rule, const std::vector<double>& numbers, Floats w, const std::vector<Floats>& state,
-                   Floats g, size_t row, int threads, int repeats) {
+                   Floats g, size_t row, int threads, int repeats, bool looks) {
   const RuleKind kind = rule_of(rule);
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
   const size_t n = w.size(), arrays = layout.vectors + (layout.row_scalars != 0 ? 1u : 0u);
+  if (looks && row > kLookingRowMax) wrong("limit_rule: rows are too long to be looked at");
   if (g.size() != n || row == 0 || n % row != 0 || 1024 % row != 0 || state.size() != arrays)
     wrong("limit_rule: arrays do not fit the rule");
   float* pointers[limits::kRuleVectorsMax + 1] = {};
@@ -108,12 +109,12 @@ Seconds limit_rule(uint8_t rule, const std::vector<double>& numbers, Floats w, c
   }
   return each_of(threads, repeats, [&](int t, int of) {
     const Share s(n, t, of);
-    bare_dense(kind, hyper, w.data(), pointers, g.data(), s.from, s.n, row);
+    (void)bare_dense(kind, hyper, w.data(), pointers, g.data(), s.from, s.n, row, looks);
   });
 }
 
 Seconds limit_rule_rows(uint8_t rule, const std::vector<double>& numbers, Table w, Table state, Bytes heads,
-                        RowNumbers rows, Table g, int repeats) {
+                        RowNumbers rows, Table g, int repeats, bool looks) {
   const RuleKind kind = rule_of(rule);
   const Layout& layout = layout_of(kind);
   const Hyper hyper = hyper_of(numbers);
@@ -125,6 +126,7 @@ Seconds limit_rule_rows(uint8_t rule, const std::vector<double>& numbers, Table 
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows.data()[i] >= w.shape(0)) wrong("limit_rule_rows: no such row");
   }
+  if (looks && dim > kLookingRowMax) wrong("limit_rule_rows: rows are too long to be looked at");
   const BareRows r{w.data(),
                    state.data(),
                    reinterpret_cast<std::byte*>(heads.data()),
@@ -132,8 +134,9 @@ Seconds limit_rule_rows(uint8_t rule, const std::vector<double>& numbers, Table 
                    rows.data(),
                    g.data(),
                    rows.size(),
-                   static_cast<uint32_t>(dim)};
-  return each_of(1, repeats, [&](int, int) { bare_rows(kind, hyper, r); });
+                   static_cast<uint32_t>(dim),
+                   looks};
+  return each_of(1, repeats, [&](int, int) { (void)bare_rows(kind, hyper, r); });
 }
 
 }  // namespace
@@ -141,10 +144,11 @@ Seconds limit_rule_rows(uint8_t rule, const std::vector<double>& numbers, Table 
 void bind_limits(nb::module_& m) {
   m.def(
       "limit_rule", &limit_rule, nb::arg("rule"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"), nb::arg("g"),
-      nb::arg("row"), nb::arg("threads"), nb::arg("repeats"),
-      "Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.");
+      nb::arg("row"), nb::arg("threads"), nb::arg("repeats"), nb::arg("looks") = false,
+      "Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state. "
+      "looks: as for reject_nonfinite it looks at every number that it uses.");
   m.def("limit_rule_rows", &limit_rule_rows, nb::arg("rule"), nb::arg("numbers"), nb::arg("w"), nb::arg("state"),
-        nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"),
+        nb::arg("heads"), nb::arg("rows"), nb::arg("g"), nb::arg("repeats"), nb::arg("looks") = false,
         "The same on rows of plain arrays, by their numbers.");
   m.def(
       "limit_fused_sgd",

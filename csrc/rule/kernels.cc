@@ -88,21 +88,32 @@ void dense(const Step& step, const Dense& d) {
   }
 }
 
+// By rows. With a constant row the loops of apply_row() are unrolled.
+template <class R, size_t kRow>
+size_t looking_by_row(const Step& step, const Dense& d) {
+  const size_t row = kRow != 0 ? kRow : d.row;
+  alignas(64) float own[kRow != 0 ? kRow : kLookingRowMax];
+  float* const w = static_cast<float*>(d.w);
+  const float* const g = static_cast<const float*>(d.g);
+  for (size_t at = 0, r = 0; at < d.n; at += row, ++r) {
+    if (!take(g + at, own, row)) return at;
+    R::apply_row(step, w + at, d.scalars + r * R::kLayout.row_scalars, own, row);
+    if (d.out != nullptr)
+      d.stream ? stream(d.out + at, w + at, row * 4) : (void)std::memcpy(d.out + at, w + at, row * 4);
+  }
+  return d.n;
+}
+
 template <class R>
 size_t looking(const Step& step, const Dense& d) {
   if constexpr (has_rows(R::kLayout)) {
-    alignas(64) float own[kLookingRowMax];
-    for (size_t at = 0, r = 0; at < d.n; at += d.row, ++r) {
-      if (!take(static_cast<const float*>(d.g) + at, own, d.row)) return at;
-      Dense one = d;
-      one.w = static_cast<float*>(d.w) + at;
-      one.scalars = d.scalars + r * R::kLayout.row_scalars;
-      one.g = own;
-      one.n = d.row;
-      one.out = d.out != nullptr ? d.out + at : nullptr;
-      dense<R>(step, one);
+    switch (d.row) {
+      case 16: return looking_by_row<R, 16>(step, d);
+      case 32: return looking_by_row<R, 32>(step, d);
+      case 64: return looking_by_row<R, 64>(step, d);
+      case 128: return looking_by_row<R, 128>(step, d);
+      default: return looking_by_row<R, 0>(step, d);
     }
-    return d.n;
   } else {
     return d.stream && d.out != nullptr ? dense_out<R, true, true>(step, d) : dense_out<R, false, true>(step, d);
   }
@@ -224,14 +235,14 @@ size_t rows_of(const Hyper& hyper, const Rows& rows) {
   return rows.n;
 }
 
-template <class R>
-void rows(const Hyper& hyper, const Rows& r) {
+template <class R, bool kLooks>
+size_t rows(const Hyper& hyper, const Rows& r) {
   switch (r.dim) {
-    case 16: return (void)rows_of<R, 16, false>(hyper, r);
-    case 32: return (void)rows_of<R, 32, false>(hyper, r);
-    case 64: return (void)rows_of<R, 64, false>(hyper, r);
-    case 128: return (void)rows_of<R, 128, false>(hyper, r);
-    default: return (void)rows_of<R, 0, false>(hyper, r);
+    case 16: return rows_of<R, 16, kLooks>(hyper, r);
+    case 32: return rows_of<R, 32, kLooks>(hyper, r);
+    case 64: return rows_of<R, 64, kLooks>(hyper, r);
+    case 128: return rows_of<R, 128, kLooks>(hyper, r);
+    default: return rows_of<R, 0, kLooks>(hyper, r);
   }
 }
 
@@ -244,8 +255,8 @@ constexpr RuleKernels kernels_of(const char* name) {
   if constexpr (!std::is_same_v<R, NotOurs>) {
     k.dense = dense<R>;
     k.looking = looking<R>;
-    k.looking_rows = rows_of<R, 0, true>;
-    k.rows = rows<R>;
+    k.rows = [](const Hyper& hyper, const Rows& r) { (void)rows<R, false>(hyper, r); };
+    k.looking_rows = rows<R, true>;
     if constexpr (R::kLayout.any_dtype) {
       k.dense_f64 = dense_as<R, double>;
       k.dense_i64 = dense_as<R, int64_t>;

@@ -1,6 +1,9 @@
 // The promise of kernels.h: every copy of a kernel gives the same bits.
 #include "rule/kernels.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "rule/kernels_test.h"
 
 namespace windlass {
@@ -63,7 +66,9 @@ struct Some {
     }
   }
   RowHead* head(size_t r) { return reinterpret_cast<RowHead*>(heads[r].data()); }
-  void update(const Kernels& k, RuleKind kind, const Hyper& hyper, uint32_t dim) {
+  // looks: at every gradient before it is used; returns how many rows were updated, of the first `most`.
+  size_t update(const Kernels& k, RuleKind kind, const Hyper& hyper, uint32_t dim, bool looks = false,
+                size_t most = ~size_t{0}) {
     std::vector<float*> ws, states;
     std::vector<const float*> gs;
     std::vector<RowHead*> hs;
@@ -73,8 +78,11 @@ struct Some {
       states.push_back(state[r].data());
       hs.push_back(head(r));
     }
-    k.rules[static_cast<size_t>(kind)].rows(hyper,
-                                            Rows{ws.data(), states.data(), hs.data(), gs.data(), ws.size(), dim, 77});
+    const RuleKernels& rule = k.rules[static_cast<size_t>(kind)];
+    const Rows rows{ws.data(), states.data(), hs.data(), gs.data(), std::min(ws.size(), most), dim, 77};
+    if (looks) return rule.looking_rows(hyper, rows);
+    rule.rows(hyper, rows);
+    return rows.n;
   }
   bool same(const Some& o) const {
     bool all = true;
@@ -170,6 +178,61 @@ TEST(a_row_update_is_the_dense_update_of_its_count) {
           kernels.dense(kernels.prepare(hyper, head->count), d);
         }
         CHECK(rows.same(dense));
+      }
+    }
+  }
+}
+
+// A kernel that looks at its gradient changes the same bits, up to the piece that has NaN or infinity and no further.
+TEST(a_pass_that_looks_gives_the_same_bits_and_stops_before_what_is_not_finite) {
+  test::Random random(test::seed());
+  const auto finite = [&](std::vector<float>* g) {
+    for (float& x : *g) x = std::isfinite(x) ? x : 1.0f;
+  };
+  const auto bad = [&] { return random.below(2) == 0 ? NAN : -INFINITY; };
+  for (const RuleKind kind : our_rules()) {
+    const Hyper hyper = test::hyper_of(kind, 1);
+    const bool by_row = layout_of(kind).row_scalars != 0;
+    for (const Kernels* k : every_kernels()) {
+      const RuleKernels& rule = k->rules[static_cast<size_t>(kind)];
+      for (const size_t row : {1, 5, 16, 32, 64, 128}) {
+        const size_t n = 7 * row;
+        for (const bool spoilt : {false, true}) {
+          Object looks(random, n, row);
+          finite(&looks.g);
+          const size_t at = random.below(n);
+          if (spoilt) looks.g[at] = bad();
+          Object plain = looks;
+          const auto dense_of = [&](Object* o, size_t some) {
+            Dense d;
+            d.w = o->w.data();
+            for (int v = 0; v < limits::kRuleVectorsMax; ++v) d.state[v] = o->state[v].data();
+            d.scalars = o->scalars.data();
+            d.g = o->g.data();
+            d.out = random.below(2) == 0 ? o->out.data() : nullptr;
+            d.n = some;
+            d.row = row;
+            return d;
+          };
+          const size_t done = rule.looking(rule.prepare(hyper, 3), dense_of(&looks, n));
+          CHECK(spoilt ? done <= at && at - done < std::max<size_t>(by_row ? row : 64, 64) : done == n);
+          Dense before = dense_of(&plain, done);
+          before.out = nullptr;
+          if (done != 0) rule.dense(rule.prepare(hyper, 3), before);
+          for (float& x : looks.out) x = 0;  // checked above, in tests of outputs
+          plain.out = looks.out;
+          CHECK(looks.same(plain));
+        }
+      }
+      for (const uint32_t dim : {1, 3, 16, 17, 32, 64, 128}) {
+        Some looks(random, 20, dim);
+        for (auto& g : looks.g) finite(&g);
+        const size_t at = random.below(40);  // often in none of the rows
+        if (at < 20) looks.g[at][random.below(dim)] = bad();
+        Some plain = looks;
+        CHECK_EQ(looks.update(*k, kind, hyper, dim, true), std::min<size_t>(at, 20));
+        plain.update(*k, kind, hyper, dim, false, std::min<size_t>(at, 20));
+        CHECK(looks.same(plain));
       }
     }
   }

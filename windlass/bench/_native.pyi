@@ -9,12 +9,12 @@ import numpy
 from numpy.typing import NDArray
 
 
-def limit_rule(rule: int, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], state: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], row: int, threads: int, repeats: int) -> list[float]:
+def limit_rule(rule: int, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], state: Sequence[Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')]], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], row: int, threads: int, repeats: int, looks: bool = False) -> list[float]:
     """
-    Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state.
+    Seconds of a rule's kernel on plain arrays, `row` numbers to a row; numbers per row are the last of the state. looks: as for reject_nonfinite it looks at every number that it uses.
     """
 
-def limit_rule_rows(rule: int, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int) -> list[float]:
+def limit_rule_rows(rule: int, numbers: Sequence[float], w: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], state: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], heads: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], rows: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], g: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], repeats: int, looks: bool = False) -> list[float]:
     """The same on rows of plain arrays, by their numbers."""
 
 def limit_fused_sgd(w: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], g: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], out: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], stream: bool, threads: int, repeats: int) -> list[float]: ...

@@ -14,7 +14,7 @@ from windlass import _core
 from windlass.bench import _native
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import in_turns, loop_over, timed, timed_over
-from windlass.bench._work import MB, filled, threads_of
+from windlass.bench._work import MB, filled, own_arrays, threads_of
 
 DIM = 64
 
@@ -39,14 +39,16 @@ RULES: dict[str, wl.Rule] = {
     "Min": wl.Min(),
     "Average": wl.Average(),
 }
+CHECKED = ("SGD", "Adam", "RowAdagrad")
 
 
-def run(console: Console, rows: int, short: bool = False) -> Suite:
-    """All figures. `rows` has no meaning here; short: to see that it works, not how fast."""
+def run(console: Console, rows: int, short: bool = False, part: str = "") -> Suite:
+    """All figures, or those of one part. `rows` has no meaning here; short: to see that it works, not how fast."""
     del rows
     suite = Suite("rules", console, MEASURED, short=short)
-    for part in PARTS:
-        part(suite)
+    for measure in PARTS:
+        if part in ("", measure.__name__):
+            measure(suite)
     return suite
 
 
@@ -100,12 +102,57 @@ def per_row(suite: Suite) -> None:
 
 
 def checked(suite: Suite) -> None:
-    """What reject_nonfinite costs: the same push with it and without, of a tensor and of rows; one thread each."""
+    """What reject_nonfinite costs: two looks at every number. The first is one more read of all of it, before anything
+    is applied, so that a push that is refused has changed nothing. The second is part of the pass, since lent memory
+    may have changed; it should cost next to nothing."""
     megabytes, batch = (1, 2_000) if suite.short else (64, 100_000)
+    second_look(suite, megabytes, batch)
+    both_looks(suite, megabytes, batch)
+
+
+def second_look(suite: Suite, megabytes: int, batch: int) -> None:
+    """The kernels that look, beside those that do not, on the same plain arrays; one thread."""
+    n, rows = megabytes * MB // 4 // 1024 * 1024, batch
+    numbers = np.random.default_rng(2).permutation(rows).astype(np.uint32)
+    for label in CHECKED:
+        rule = RULES[label]
+        row_adagrad = isinstance(rule, wl.RowAdagrad)
+        with own_arrays() as own:
+            w, g = filled(own, n), filled(own, n)
+            state = [filled(own, n // DIM if row_adagrad else n) for _ in rule._state]
+            given = rule._kind.value, rule._numbers()
+            ours, limit = in_turns(
+                *(
+                    functools.partial(_native.limit_rule, *given, w, state, g, DIM, 1, looks=looks)
+                    for looks in (True, False)
+                ),
+                length=suite.length,
+            )
+            name = f"second look, {label} {megabytes} MB, {threads_of(1)}"
+            suite.rate(name, n * 4 / 1e9, "GB/s", ours, limit, bar=0.95, against="kernel that does not look")
+            vectors = 0 if row_adagrad else len(rule._state)
+            flat, grads = filled(own, (rows, DIM)), filled(own, (batch, DIM))
+            of_rows = filled(own, (rows, max(vectors, 1) * DIM))
+            heads = np.zeros((rows, 12 if row_adagrad else 8), np.uint8)
+            ours, limit = in_turns(
+                *(
+                    functools.partial(
+                        _native.limit_rule_rows, *given, flat, of_rows, heads, numbers, grads, looks=looks
+                    )
+                    for looks in (True, False)
+                ),
+                length=suite.length,
+            )
+        name = f"second look, {label} {batch:,} x {DIM}, 1 thread"
+        suite.rate(name, batch / 1e6, "M rows/s", ours, limit, bar=0.95, against="kernel that does not look")
+
+
+def both_looks(suite: Suite, megabytes: int, batch: int) -> None:
+    """The same push with reject_nonfinite and without, of a tensor and of rows."""
     shape = (megabytes * MB // 4 // DIM, DIM)
     keys = np.random.default_rng(2).permutation(20 * batch)[:batch].astype(np.uint64)
-    for label in ("SGD", "Adam", "RowAdagrad"):
-        with wl.connect(threads=1) as cluster:
+    for label, threads in itertools.product(CHECKED, sorted({1, _core.cores()})):
+        with wl.connect(threads=threads) as cluster:
             grad, grads = (filled(cluster.empty, size) for size in (shape, (batch, DIM)))
             tensors = [cluster.tensor(f"w{on}", shape, rule=RULES[label], reject_nonfinite=on) for on in (True, False)]
             tables = [cluster.table(f"t{on}", DIM, rule=RULES[label], reject_nonfinite=on) for on in (True, False)]
@@ -117,9 +164,9 @@ def checked(suite: Suite) -> None:
                 *(timed(lambda t=t: t.push(keys, grads).wait()) for t in tables),  # type: ignore[misc]  # noqa: B023
                 length=suite.length,
             )
-        name = f"push {label} {megabytes} MB, reject_nonfinite, {threads_of(1)}"
+        name = f"push {label} {megabytes} MB, reject_nonfinite, {threads_of(threads)}"
         suite.rate(name, shape[0] * DIM * 4 / 1e9, "GB/s", ours, plain, against="without it")
-        name = f"push {label} {batch:,} x {DIM}, reject_nonfinite, 1 thread"
+        name = f"push {label} {batch:,} x {DIM}, reject_nonfinite, {threads_of(threads)}"
         suite.rate(name, batch / 1e6, "M rows/s", of_rows, plain_rows, against="without it")
 
 

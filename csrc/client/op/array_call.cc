@@ -64,7 +64,7 @@ bool ArrayCall::share(Arena::Segments* known, RemoteRoute::Plan* plan) {
 
 Status ArrayCall::check_again() const {
   if (!contributes() || !handle_->rejects_nonfinite() ||
-      kernels().finite(arrays_.in_dtype, arrays_.in, in_bytes_ / size_of(arrays_.in_dtype)))
+      handle_->are_finite(arrays_.in_dtype, arrays_.in, in_bytes_ / size_of(arrays_.in_dtype)))
     return {};
   return Status(Code::kNonFinite, what() + ": the gradient has NaN or infinity; nothing was applied");
 }

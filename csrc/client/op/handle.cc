@@ -4,9 +4,17 @@
 #include <numeric>
 #include <utility>
 
+#include "client/op/finite_check.h"
 #include "client/op/question.h"
 
 namespace windlass {
+
+bool Handle::are_finite(Dtype dtype, const void* numbers, uint64_t n) const {
+  Engine& engine = session_->engine();
+  const bool helped = !remote() && engine.server().threads() > 1;
+  return windlass::are_finite(dtype, numbers, n, helped ? &engine.server().crew() : nullptr);
+}
+
 Status Handle::begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone) {
   {
     std::lock_guard lock(session_->clock_mutex());

@@ -33,6 +33,8 @@ class Handle {
   const Map& map() const { return map_; }  // as it was when the object was made
   const std::shared_ptr<Owners>& owners() const { return owners_; }
   const std::shared_ptr<Links>& links() const { return session_->engine().links(); }
+  // Whether an array that a push brings is finite; the crew helps to look, if it is here.
+  bool are_finite(Dtype dtype, const void* numbers, uint64_t n) const;
 
   // Call before a push. A push to a shard that this worker has already closed belongs to its next iteration: ticks
   // first. alone: it is a single request, after which the caller calls tell_rest().

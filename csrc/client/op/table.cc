@@ -331,7 +331,7 @@ Status TableClient::check(const TableRequest& r, const What& what) const {
   const uint64_t shape[2] = {r.keys.n, spec_.dim};
   if (r.in != nullptr) {
     WL_RETURN_IF_ERROR(check_array(what, ", gradients", *r.in, shape, 2, Dtype::kFloat32));
-    if (spec_.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
+    if (spec_.reject_nonfinite && !are_finite(r.in->dtype, r.in->data, r.in->elements())) {
       return Status(Code::kNonFinite, what.text() + ": the gradients have NaN or infinity; nothing was applied");
     }
   }

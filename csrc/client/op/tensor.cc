@@ -404,7 +404,7 @@ Status TensorClient::check(const TensorRequest& r, const What& what) const {
   }
   if (r.in != nullptr) {
     WL_RETURN_IF_ERROR(check_array(what, ", gradient", *r.in, shape, dims, spec.dtype));
-    if (spec.reject_nonfinite && !kernels().finite(r.in->dtype, r.in->data, r.in->elements())) {
+    if (spec.reject_nonfinite && !are_finite(r.in->dtype, r.in->data, r.in->elements())) {
       return Status(Code::kNonFinite, what.text() + ": the gradient has NaN or infinity; nothing was applied");
     }
   }
