@@ -20,12 +20,16 @@ enum class Break {
   kAnswers,    // answers are made when gates open, and take whatever memory they need
   kReaders,    // servers let readers change what they ask to change
   kCapture,    // a checkpoint takes tensors as they are when it comes to them, not as they were at its cut
+  kDeadlines,  // a caller waits for its request however long that takes
+  kThreads,    // a thread that is not to be had ends the process
+  kIdentity,   // servers take a rank and an object's number from whoever names them
 };
 
 // Whether a mechanism is broken. Called only where the mechanism is about to act; a comparison when none is.
 inline bool broken(Break which) {
-  static const char* const kNames[] = {"sequence", "checksums", "bounds", "lengths", "terms",   "nonfinite",
-                                       "fence",    "move",      "gate",   "answers", "readers", "capture"};
+  static const char* const kNames[] = {"sequence",  "checksums", "bounds",    "lengths", "terms",
+                                       "nonfinite", "fence",     "move",      "gate",    "answers",
+                                       "readers",   "capture",   "deadlines", "threads", "identity"};
   static const std::string set = [] {
     const char* text = std::getenv("WINDLASS_BREAK");
     return "," + std::string(text != nullptr ? text : "") + ",";

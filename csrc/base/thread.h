@@ -6,6 +6,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/breaks.h"
+
 namespace windlass {
 
 // For tests: while it is set no thread is to be had.
@@ -19,6 +21,7 @@ template <class F>
     *out = std::thread(std::move(f));
     return true;
   } catch (const std::exception&) {  // std::thread says it like this, and only like this
+    if (broken(Break::kThreads)) throw;
     return false;
   }
 }

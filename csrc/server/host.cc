@@ -103,7 +103,8 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
                      uint64_t incarnation, std::shared_ptr<ClientSession>* out) {
   if (hello.cluster != cluster_.load(std::memory_order_relaxed))
     return Status(Code::kAccessDenied, "hello: this server is of another cluster than the client, or of none");
-  if (hello.cluster != 0 && !hello.reads()) WL_RETURN_IF_ERROR(await_view(hello, incarnation));
+  if (hello.cluster != 0 && !hello.reads() && !broken(Break::kIdentity))
+    WL_RETURN_IF_ERROR(await_view(hello, incarnation));
   std::shared_ptr<Connection> old;
   std::shared_ptr<Workers> changed;
   const Status welcomed = welcome_locked(connection, hello, key, incarnation, out, &old, &changed);
@@ -412,7 +413,8 @@ Status Host::await_object(const ObjectSpec& spec, Map* map) {
 
 Status Host::attach(const ObjectSpec& spec, const Map& asked, bool makes) {
   Map map = asked;
-  if (scheduled()) WL_RETURN_IF_ERROR(await_object(spec, &map));  // so it exists, whoever asks
+  if (scheduled() && !broken(Break::kIdentity))
+    WL_RETURN_IF_ERROR(await_object(spec, &map));  // so it exists, whoever asks
   if (!scheduled() && !makes && find(map.object) == nullptr) return not_there("attach", spec);
   uint32_t shards = 0, servers = 0, index = 0;
   {

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import every_call, new_app, stopped
+from helpers import every_call, new_app, run_python, stopped
 
 import windlass as wl
 from windlass.testing import Faults, Proxy, Servers
@@ -336,6 +336,33 @@ def test_stopped_a_server_is_a_timeout_in_time_and_what_was_pushed_is_applied_on
         np.testing.assert_array_equal(table.pull([1, 2], create=False), expected)
         if isinstance(result := waited(call()), wl.Cluster):
             result.close()
+
+
+@pytest.mark.parametrize("switch", ["", "deadlines"])
+def test_a_wait_at_a_gate_ends_in_time_and_only_without_the_mechanism_it_hangs(switch: str):
+    code = f"""
+        import os, threading, time
+        import windlass as wl
+
+        cluster = wl.connect(threads=2)
+        w = [cluster.worker(rank, 2).tensor("w", 10, rule=wl.Sum(), sync=wl.SSP(0)) for rank in range(2)][1]
+        w._cluster.tick()
+
+        def pull():
+            began = time.monotonic()
+            try:
+                w.pull(timeout={LOST_S})
+            except wl.Timeout:
+                print("late" if time.monotonic() - began > {LOST_S + LATE_S} else "in time", flush=True)
+
+        thread = threading.Thread(target=pull, daemon=True)
+        thread.start()
+        thread.join({LOST_S + 3 * LATE_S})
+        print("hangs" if thread.is_alive() else "over", flush=True)
+        os._exit(0)
+    """
+    done = run_python(code, WINDLASS_BREAK=switch)
+    assert done.stdout.split("\n")[:-1] == (["hangs"] if switch else ["in time", "over"]), done.stderr
 
 
 def test_close_and_connect_are_in_time_with_a_stopped_server(pair: Servers):

@@ -1,5 +1,6 @@
 """Who is who among holders of the token: ranks are those of the view, and numbers of objects are the scheduler's."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -140,6 +141,27 @@ def test_a_replacement_comes_in_and_the_one_that_was_given_up_does_not_come_back
             replacement.tick()
             assert w.pull().tolist() == [1] * 10
             assert replacement.clock == 1
+
+
+def test_without_the_mechanism_a_stranger_is_rank_0_and_makes_objects_of_any_number(monkeypatch: pytest.MonkeyPatch):
+    """The check notices servers that believe what they are told."""
+    with monkeypatch.context() as patch:
+        patch.setenv("WINDLASS_BREAK", "identity")
+        local = LocalCluster(servers=1).__enter__()
+    app = new_app()
+    with contextlib.closing(local):
+        until(lambda: len(local.members("server")) == 1, "the server has come", PATIENCE_S)
+        one, two = workers(local, app, 2)
+        with one, two, Stranger(local) as stranger:
+            second = two.tensor("w", 100, rule=wl.Sum(), dtype=np.int64, sync=wl.SSP(0))
+            assert stranger.came_in(app=app, rank=0, world_size=2) is None
+            two.tick()
+            pulled = second.pull_async()
+            stranger.ask(raw.TICK, [raw.Part(clock=10)])
+            pulled.wait(timeout=PATIENCE_S)  # rank 0 has closed nothing
+            evil = _core.write_map(second._core.object + 7, [(0, 0, 1)]) + tensor_spec("evil/w", (10,))
+            (answer,) = stranger.ask(raw.ATTACH, [raw.Part(items=evil)])
+            assert answer.status == 0
 
 
 # -- objects ---------------------------------------------------------------------------------------------------------
