@@ -566,14 +566,16 @@ bool Host::reserve(uint64_t bytes, bool force, int64_t deadline_ns) {
     }
     const int64_t left = deadline_ns - os::now_ns();
     if (left <= 0) return false;
+    staged_waiters_.fetch_add(1, std::memory_order_seq_cst);
     os::wait(staged_releases_, releases, left);
+    staged_waiters_.fetch_sub(1, std::memory_order_seq_cst);
   }
 }
 
 void Host::release(uint64_t bytes) {
   (bytes > limits::kHugePartBytes ? huge_bytes_ : staged_bytes_).fetch_sub(bytes, std::memory_order_seq_cst);
   staged_releases_.fetch_add(1, std::memory_order_seq_cst);
-  os::wake_all(staged_releases_);
+  if (staged_waiters_.load(std::memory_order_seq_cst) != 0) os::wake_all(staged_releases_);
 }
 
 }  // namespace windlass

@@ -22,6 +22,7 @@
 #include "server/move/departure.h"
 #include "server/net/arenas.h"
 #include "server/net/channel.h"
+#include "server/object/function.h"
 #include "server/server.h"
 
 namespace windlass {
@@ -153,6 +154,8 @@ class Host {
   StagingQuota& waiting() { return waiting_; }
   // Limits the memory of answers that are made and not sent.
   AnswerQuota& answers() { return answers_; }
+  // The same for results of the user's functions, which may take seconds to make: answers do not wait for them.
+  AnswerQuota& results() { return results_; }
 
   // At most one thread spins for the next request.
   bool begin_spin() { return may_spin_ && !spinning_.exchange(true, std::memory_order_acq_rel); }
@@ -185,7 +188,7 @@ class Host {
   Server server_;
   const uint64_t received_bytes_max_;
   StagingQuota waiting_;
-  AnswerQuota answers_;
+  AnswerQuota answers_, results_{kResultMemoryBytes};
   std::mutex overdue_mutex_;
   std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when a worker's wait was last reported
 
@@ -218,7 +221,7 @@ class Host {
   std::atomic<bool> spinning_{false};
   std::atomic<uint64_t> staged_bytes_{0};
   std::atomic<uint64_t> huge_bytes_{0};
-  std::atomic<uint32_t> staged_releases_{0};
+  std::atomic<uint32_t> staged_releases_{0}, staged_waiters_{0};
 };
 
 }  // namespace windlass

@@ -10,7 +10,7 @@ Server::Server(int threads, uint64_t memory_bytes_max, uint64_t staging_bytes_ma
     : threads_(threads),
       budget_(memory_bytes_max),
       pools_(&budget_),
-      staging_(staging_bytes_max),
+      staging_(staging_bytes_max, &budget_),
       crew_(std::make_unique<Crew>(std::max(1, threads - 1))) {}
 
 Server::~Server() { crew_.reset(); }

@@ -45,8 +45,8 @@ def test_a_pull_of_more_than_there_is_room_for_is_refused():
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_bsp_over_sockets_holds_no_copy_of_the_model_per_worker(kind: str, accurate: bool):
-    workers = 8
-    seen = figures_of(f"honest_bsp({kind!r}, {workers}, {20 if accurate else 3})")
+    workers = 16
+    seen = figures_of(f"honest_bsp({kind!r}, {workers}, {20 if accurate else 2})")
     assert is_within_caps(seen)
 
 

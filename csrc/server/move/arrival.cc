@@ -148,8 +148,8 @@ Status Arrival::take_gate(const Chunk& chunk, const std::byte* body) {
 
 Status Arrival::take_push(const Chunk& chunk, const std::byte* body) {
   if (gate_ == nullptr || !object_->spec().sync().rounds()) return wrong("pushes that wait", 0, 1);
-  if (rounds_ == nullptr) rounds_ = std::make_unique<BspUpdates>();
-  return rounds_->put(body, chunk.bytes, *gate_, object_->target(chunk.shard), &object_->staging());
+  if (rounds_ == nullptr) rounds_ = std::make_unique<BspUpdates>(&object_->staging());
+  return rounds_->put(body, chunk.bytes, *gate_, object_->target(chunk.shard));
 }
 
 Status Arrival::end(const Chunk& chunk, const std::byte* body) {

@@ -59,6 +59,14 @@ class AnswerQuota {
       if (quota_ != nullptr) std::exchange(quota_, nullptr)->refund(*this);
     }
 
+    // Gives back what is more than so many bytes.
+    void shrink(uint64_t most) {
+      if (quota_ == nullptr || bytes_ <= most) return;
+      const uint64_t more = bytes_ - most;
+      bytes_ = most;
+      quota_->refund(more);
+    }
+
    private:
     friend class AnswerQuota;
     AnswerQuota* quota_ = nullptr;
@@ -131,6 +139,12 @@ class AnswerQuota {
     room->whose_ = *me;
     overdrawn_.insert(*me);
     return true;
+  }
+  void refund(uint64_t bytes) {
+    used_.fetch_sub(bytes, std::memory_order_seq_cst);
+    if (line_length_.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
   }
   void refund(const Room& room) {
     used_.fetch_sub(room.bytes_, std::memory_order_seq_cst);

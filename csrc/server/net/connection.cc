@@ -74,7 +74,6 @@ void Connection::deliver(Ticket* const* tickets, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     auto& ticket = static_cast<RemoteTicket&>(*tickets[i]);
     WaitingBlock& block = ticket.block();
-    if (!ticket.due()) ticket.outcome().finish(block.object().user_code());
     if (block.ended(ticket.index(), std::move(ticket.outcome()), ticket.due())) insert_due(block.shared_from_this());
   }
   send_what_fits();
@@ -151,12 +150,14 @@ void Connection::send_what_fits() {
       std::shared_ptr<WaitingBlock> block = next_due(limits::kBulkBytesMin);
       if (block == nullptr) {
         uint64_t bytes = 0;
+        bool calls = false;
         {
           std::lock_guard lock(due_mutex_);
           if (due_.empty()) break;
           bytes = due_.front()->answer_bytes();
+          calls = due_.front()->calls();  // the user's function may take seconds: the sender runs it
         }
-        if (host_.answers().take(Answers::memory_for(bytes), &room)) block = next_due(bytes);
+        if (!calls && host_.answers().take(Answers::memory_for(bytes), &room)) block = next_due(bytes);
       }
       if (block != nullptr) {
         Answers answers(channel_, block->frame(), &t_posted, true);
@@ -183,17 +184,21 @@ void Connection::run_sender() {
       channel_.flush();
       for (;;) {
         uint64_t bytes = 0;
+        bool calls = false;
         {
           std::lock_guard lock(due_mutex_);
           if (over_) return;
           if (due_.empty()) break;
           bytes = due_.front()->answer_bytes();
+          calls = due_.front()->calls();
         }
+        AnswerQuota& quota = calls ? host_.results() : host_.answers();
+        const uint64_t need = calls ? bytes : Answers::memory_for(bytes);
         AnswerQuota::Room room;
-        if (bytes > limits::kBulkBytesMin && !host_.answers().take(Answers::memory_for(bytes), &room)) {
+        if (bytes > limits::kBulkBytesMin && !quota.take(need, &room)) {
           t_posted.shrink(kKeptPostedBytes);
           const auto gone = [&] { return channel_.gone(); };
-          if (!host_.answers().await(Answers::memory_for(bytes), client_->whose(), gone, &room)) return;
+          if (!quota.await(need, client_->whose(), gone, &room)) return;
         }
         std::shared_ptr<WaitingBlock> block = next_due(bytes);
         if (block == nullptr) continue;  // another came before it

@@ -15,7 +15,7 @@ namespace windlass {
 namespace {
 
 using wire::kSection;
-constexpr uint64_t kLargeBytes = uint64_t{1} << 20;      // larger blocks count against the staging limit
+constexpr uint64_t kLargeBytes = uint64_t{64} << 10;     // larger blocks count against the staging limit
 constexpr size_t kKeptBufferBytes = size_t{1} << 20;     // a thread keeps no more between requests
 constexpr int64_t kLookNs = 100'000'000;                 // how often who waits for room looks whether it is next
 constexpr uint64_t kMuchWork = 8;                        // times as many bytes to work on as to read
@@ -237,7 +237,7 @@ Status Incoming::read_block(Request::Taken* taken, uint64_t* staged) {
   if (!shared_ && (*at = channel_.in_place(bytes)) != nullptr) return {};
   // Neighbours tend to be of one size: reading two at a time halves the system calls.
   const uint64_t two = bytes <= kTwoBytesMax && !shared_ ? std::min(left_bytes_, kSection + bytes) : 0;
-  if (bytes >= kLargeBytes) {
+  if (bytes > kLargeBytes) {
     *staged = Buffer::size_for(bytes);
     if (!reserve(*block, *staged)) {
       *staged = 0;
@@ -246,7 +246,7 @@ Status Incoming::read_block(Request::Taken* taken, uint64_t* staged) {
   }
   Status status;
   channel_.hurry(*staged != 0);
-  if (bytes >= kLargeBytes && broken(Break::kLengths)) std::memset(t_in.room(bytes), 0, bytes);
+  if (bytes > kLargeBytes && broken(Break::kLengths)) std::memset(t_in.room(bytes), 0, bytes);
   if (bytes != 0 && t_in.room(bytes) == nullptr) {
     status = Status(Code::kResourceExhausted, "no memory for " + std::to_string(bytes) + " bytes of a request");
   } else if (bytes != 0 && !channel_.read(t_in.data(), bytes, two)) {

@@ -210,11 +210,18 @@ struct Request::Serving {
   std::vector<uint64_t> out_at;  // where each entry's numbers begin in the answer, and the end
   VectorStep vector;
   std::byte* out = nullptr;               // where the answer's numbers are gathered
-  AnswerQuota::Room room;                 // for them
+  AnswerQuota::Room room, result_room;    // for them, and for the result of a function
   std::shared_ptr<WaitingBlock> waiting;  // once an entry waits
   std::vector<bool> parked;
 
   uint64_t out_bytes() const { return out_at.back(); }
+  bool calls() const { return about->batch.op->op == Op::kCall; }
+  // What the answer takes.
+  uint64_t answer_bytes() const { return out_bytes() + (calls() ? 0 : entries[0].length); }
+  void give_back() {
+    room.give_back();
+    result_room.give_back();
+  }
   // Moves what the entries before `i` have gathered into memory of its own, so that others' answers can leave. False if
   // there is no memory, or no room among requests that wait.
   bool move_out(uint32_t i, const std::shared_ptr<Connection>& from, const wire::Header& header, bool force) {
@@ -289,13 +296,16 @@ void Request::serve(Taken* taken, Answers* answers, Freed* freed) const {
                               "shard " + std::to_string(block.shard) + " would answer with " +
                                   std::to_string(serving.out_bytes()) + " bytes, at most " + std::to_string(most) +
                                   " at once; ask for less in one request, or give servers more staging_bytes_max"));
-  if (!await_room(serving.out_bytes(), answers, freed, &serving.room)) return;
+  if (!await_room(from_->host().answers(), serving.answer_bytes(), answers, freed, &serving.room)) return;
+  if (serving.calls() && serving.checked[0].ok() &&
+      !await_room(from_->host().results(), serving.entries[0].length, answers, freed, &serving.result_room))
+    return serving.room.give_back();
   serving.out = answers->open(serving.out_bytes());
   if (serving.out == nullptr) {
     refuse_all(Status(Code::kResourceExhausted,
                       "no memory for an answer of " + std::to_string(serving.out_bytes()) + " bytes"));
     serving.out = answers->open(0);
-    if (serving.out == nullptr) return serving.room.give_back();
+    if (serving.out == nullptr) return serving.give_back();
   }
   uint32_t ran = 0;
   while (ran < block.entries && run(ran, &serving, answers, freed)) ++ran;
@@ -312,8 +322,8 @@ void Request::serve(Taken* taken, Answers* answers, Freed* freed) const {
     }
     if (waiting->ended_serving()) from_->post(waiting);
   }
-  serving.room.give_back();
   if (taken->about->batch.op->answers_at_length) serving.outcomes.clear();  // results of functions may be large
+  serving.give_back();
 }
 
 // Decodes the block's entries and checks them.
@@ -452,8 +462,8 @@ bool Request::await_turn(const Taken& taken, Answers* answers, Freed* freed) con
 }
 
 // Waits for room for an answer. False if the client is gone.
-bool Request::await_room(uint64_t bytes, Answers* answers, Freed* freed, AnswerQuota::Room* room) const {
-  AnswerQuota& quota = from_->host().answers();
+bool Request::await_room(AnswerQuota& quota, uint64_t bytes, Answers* answers, Freed* freed,
+                         AnswerQuota::Room* room) const {
   if (bytes <= limits::kBulkBytesMin) return true;
   bytes = Answers::memory_for(bytes);
   if (quota.take(bytes, room)) return true;
@@ -502,7 +512,7 @@ bool Request::run(uint32_t i, Serving* s, Answers* answers, Freed* freed) const 
     s->room.give_back();
     if (from_->channel().gone()) return false;
     about.object->staging().wait(seen, kRoomWaitNs);
-    if (!moves && !await_room(s->out_bytes(), answers, freed, &s->room)) return false;
+    if (!moves && !await_room(from_->host().answers(), s->out_bytes(), answers, freed, &s->room)) return false;
     if (!moves) s->out = answers->open(s->out_bytes());
     if (!moves && s->out == nullptr) return false;
     if (!place()) return false;
@@ -510,6 +520,7 @@ bool Request::run(uint32_t i, Serving* s, Answers* answers, Freed* freed) const 
   if (s->parked[i]) return true;
   if (outcome.call != nullptr) deliver(freed);  // the user's function may take seconds
   outcome.finish(about.object->user_code());
+  s->result_room.shrink(3 * outcome.body.size());
   return true;
 }
 

@@ -74,7 +74,7 @@ class Request {
   Status prepare(Taken* taken, Serving* serving) const;
   uint64_t largest_answer(const Serving& serving) const;
   bool await_turn(const Taken& taken, Answers* answers, Freed* freed) const;
-  bool await_room(uint64_t bytes, Answers* answers, Freed* freed, AnswerQuota::Room* room) const;
+  bool await_room(AnswerQuota& quota, uint64_t bytes, Answers* answers, Freed* freed, AnswerQuota::Room* room) const;
   template <class Full, class Wait>
   bool wait_while(Full full, Wait wait, Answers* answers, Freed* freed) const;
   bool run(uint32_t i, Serving* serving, Answers* answers, Freed* freed) const;

@@ -68,14 +68,13 @@ bool WaitingBlock::copy_items(uint64_t bytes) {
   return true;
 }
 
-// Copies the numbers of early entries. Those of gated ones were taken already and are not needed any more. A push that
-// also reads does so when it is applied: that needs room, too.
-bool WaitingBlock::keep_numbers() {
+// Copies the numbers of early entries. Those of gated ones were taken already and are not needed any more. What an
+// early entry reads it reads when it runs: that needs room, too.
+bool WaitingBlock::keep_numbers(uint64_t kept_bytes) {
   if (has_numbers_) return true;
   uint64_t numbers = 0;
   for (const Entry& e : entries_) numbers += e.numbers_bytes;
-  const uint64_t made = batch_.op->numbered && !batch_.in_place ? out_at_.back() : 0;
-  if (!batch_.in_place && !charge(numbers + made, false)) return false;
+  if (!charge((batch_.in_place ? 0 : numbers) + (broken(Break::kAnswers) ? 0 : kept_bytes), false)) return false;
   if (!batch_.in_place && numbers != 0) {
     std::byte* to = numbers_.room(numbers);
     if (to == nullptr) return false;
@@ -92,7 +91,10 @@ bool WaitingBlock::keep_numbers() {
 
 std::unique_ptr<Waiting> WaitingBlock::ticket(const std::shared_ptr<WaitingBlock>& block, uint32_t i,
                                               const Status& checked, Verdict why, const Shard& shard) {
-  if (why == Verdict::kEarly && !block->keep_numbers()) return nullptr;
+  const auto kept = [&] {
+    return block->object().kept_bytes(block->batch_, block->entries_[0], block->out_at_.back());
+  };
+  if (why == Verdict::kEarly && !block->keep_numbers(kept())) return nullptr;
   return std::make_unique<RemoteTicket>(block, i, checked, why, shard);
 }
 
@@ -115,6 +117,7 @@ bool WaitingBlock::answer(Answers* answers, Freed* freed) {
   if (to == nullptr) return true;  // the client will ask again
   for (uint32_t i = 0; i < outcomes_.size(); ++i) {
     if (due_[i] == 0) {
+      outcomes_[i].finish(object_->user_code());
       if (outcomes_[i].numbers_bytes != 0)
         std::memcpy(to + out_at_[i], out_.data() + out_at_[i], outcomes_[i].numbers_bytes);
       continue;

@@ -55,8 +55,10 @@ class WaitingBlock : public std::enable_shared_from_this<WaitingBlock> {
   // Makes the answer. False if an entry must wait again; *freed gets what that set free.
   bool answer(Answers* answers, Freed* freed);
   void answered() { answered_.store(true, std::memory_order_release); }  // it has been sent, or will be before others
-  // What the numbers of the answer can take.
-  uint64_t answer_bytes() const { return out_at_.back(); }
+  // What the answer can take.
+  uint64_t answer_bytes() const { return out_at_.back() + entries_[0].length; }
+  // Whether it calls a function of the user's, which takes a while.
+  bool calls() const { return batch_.op->op == wire::Op::kCall; }
   // Whether the answer shows an update under BSP that it has not read yet.
   bool shows_update() const { return has_due_ && object_->spec().sync().rounds(); }
 
@@ -94,7 +96,7 @@ class WaitingBlock : public std::enable_shared_from_this<WaitingBlock> {
   uint64_t items_bytes() const;
   bool charge(uint64_t bytes, bool force);
   bool copy_items(uint64_t bytes);
-  bool keep_numbers();
+  bool keep_numbers(uint64_t kept_bytes);
   Verdict read(uint32_t i, std::byte* to);
   void wait_again(uint32_t i, Verdict why, const std::byte* made, Freed* freed);
 
@@ -136,7 +138,9 @@ class RemoteTicket final : public Ticket {
 
  private:
   bool has_numbers() const { return !batch().in_place && block_->out_at_[i_ + 1] != block_->out_at_[i_]; }
-  bool reads_later() const override { return has_numbers() && !broken(Break::kAnswers); }
+  bool reads_later() const override {
+    return (has_numbers() || batch().op->answers_at_length) && !broken(Break::kAnswers);
+  }
   Status prepare(Entry* e) override {
     if (block_->overdue()) return Status(Code::kTimeout, "came too late for its caller");
     if (!has_numbers()) return {};

@@ -104,6 +104,7 @@ struct Entry {
   const std::byte* body = nullptr;     // its argument: a query, an expression, the planes of a put
   uint32_t body_bytes = 0;
   uint64_t numbers_bytes = 0;          // of `in`, if they came with the entry
+  uint64_t length = 0;                 // the memory that the body of its answer takes, at most
   const VectorStep* vector = nullptr;  // of a vector operation
 
   bool closes() const { return (flags & wire::kCloses) != 0; }

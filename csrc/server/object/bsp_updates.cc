@@ -61,8 +61,14 @@ T* room(std::vector<std::byte>* numbers, uint64_t n) {
 
 }  // namespace
 
-void BspUpdates::Push::copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota* quota) {
-  auto* const copy = new std::byte[all_bytes + 1];
+void BspUpdates::Push::copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota::Room room) {
+  struct Copy {
+    std::unique_ptr<std::byte[]> numbers;
+    StagingQuota::Room room;
+  };
+  const auto kept =
+      std::make_shared<Copy>(Copy{std::make_unique_for_overwrite<std::byte[]>(all_bytes + 1), std::move(room)});
+  std::byte* const copy = kept->numbers.get();
   uint64_t at = 0;
   for (Span& s : spans) {
     if (s.n != 0) std::memcpy(copy + at * item_bytes, numbers + s.at * item_bytes, s.n * item_bytes);
@@ -75,10 +81,37 @@ void BspUpdates::Push::copy_numbers(uint64_t item_bytes, uint64_t all_bytes, Sta
   }
   numbers = copy;
   charged = true;
-  memory = std::shared_ptr<const void>(copy, [quota, all_bytes](const void* p) {
-    delete[] static_cast<const std::byte*>(p);
-    if (quota != nullptr) quota->refund(all_bytes);
-  });
+  memory = kept;
+}
+
+// ---- the memory of the running sum --------------------------------------------------------------------------------
+
+// What it takes with so many more rows; of a tensor it has one size.
+uint64_t BspUpdates::sum_bytes(const Target& target, uint64_t more_items) const {
+  if (target.table != nullptr) {
+    constexpr uint64_t kPlaces = 4 * sizeof(uint32_t);  // in RowSum::table
+    return (sum_.rows.keyed.size() + more_items) * (target.table->spec().dim * sizeof(float) + sizeof(Keyed) + kPlaces);
+  }
+  const Cut& cut = target.tensor->cut();
+  return (cut.end_of(target.shard) - cut.first_of(target.shard)) * size_of(target.tensor->spec().dtype);
+}
+
+// Of what objects may take, so that it takes nothing from pushes that wait; of what those may take if there is no
+// other.
+bool BspUpdates::make_room(uint64_t bytes) {
+  if (quota_ == nullptr) return true;
+  if (sum_.room == nullptr) sum_.room = std::make_shared<StagingQuota::Room>();
+  const uint64_t has = sum_.room->bytes();
+  return bytes <= has || quota_->take_beyond(bytes - has, sum_.room.get()) ||
+         quota_->take(bytes - has, sum_.room.get());
+}
+
+bool BspUpdates::make_room(const Push& push, const Gate& gate, const Target& target) {
+  uint64_t items = push.items();
+  for (const Push& other : pushes_) {
+    if (target.table != nullptr && other.iteration == gate.made() && other.rank <= push.rank) items += other.items();
+  }
+  return make_room(sum_bytes(target, items));
 }
 
 bool BspUpdates::add(Push push, const Gate& gate) {
@@ -132,9 +165,22 @@ void BspUpdates::fold(const Gate& gate, const Target& target) {
   for (size_t begin = 0; begin < end;) {
     size_t next = begin + 1;
     while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
-    if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
+    if (gate.has_closed(pushes_[begin].rank, iteration)) {
+      uint64_t items = 0;
+      bool passing = false;  // in memory that is good for this turn: room was made before
+      for (size_t i = begin; i < next; ++i) {
+        items += pushes_[i].items();
+        passing = passing || pushes_[i].memory == nullptr;
+      }
+      if (!make_room(sum_bytes(target, items)) && !passing) {
+        end = begin;  // this one and those behind it wait where they are
+        break;
+      }
+      add_worker(begin, next, target);
+    }
     begin = next;
   }
+  if (target.table != nullptr && sum_.room != nullptr) sum_.room->shrink(sum_bytes(target, 0));
   // A worker that is not waited for and has not closed was lost, or its view is still on the way.
   const auto last = std::remove_if(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end),
                                    [&](const Push& p) { return gate.has_closed(p.rank, iteration); });
@@ -150,7 +196,7 @@ void BspUpdates::secure(size_t* end, const Target& target) {
   for (size_t i = 0; i < *end;) {
     Push& push = pushes_[i];
     const uint64_t item = size_of(push.dtype) * (target.table != nullptr ? target.table->spec().dim : 1);
-    if (push.lent && !push.charged) push.copy_numbers(item, push.items() * item, nullptr);
+    if (push.lent && !push.charged) push.copy_numbers(item, push.items() * item);
     if (!push.lent || kernels().finite(push.dtype, push.numbers, push.items() * item / size_of(push.dtype))) {
       push.lent = false;
       ++i;
@@ -205,29 +251,34 @@ void BspUpdates::add_dense(size_t begin, size_t end, const Target& target) {
       }
     }
   }
-  static thread_local std::vector<std::byte> t_one, t_worker;
-  T* const one = room<T>(&t_one, n);
-  T* const worker = room<T>(&t_worker, n);
-  std::vector<uint8_t> has(whole ? 0 : n, 0);
+  if (whole) {  // some at a time, which stay in the first-level cache
+    constexpr uint64_t kSome = 1024;
+    T one[kSome], worker[kSome];
+    for (uint64_t at = 0; at < n; at += kSome) {
+      const uint64_t some = std::min(kSome, n - at);
+      T* const into = sum_.any ? worker : sum + at;
+      for (size_t i = begin; i < end; ++i) {
+        read_push(pushes_[i], {first + at, some, pushes_[i].spans[0].at + at}, mean, i == begin ? into : one);
+        if (i != begin) combine_into(rule, into, one, some);
+      }
+      if (sum_.any) combine_into(rule, sum + at, worker, some);
+    }
+    return;
+  }
+  const auto memory = std::make_unique_for_overwrite<T[]>(2 * n);
+  T* const one = memory.get();
+  T* const worker = one + n;
+  std::vector<uint8_t> has(n, 0);
   for (size_t i = begin; i < end; ++i) {
     for (const Span& span : pushes_[i].spans) {
       const uint64_t at = span.first - first;
       T* const into = worker + at;
       read_push(pushes_[i], span, mean, one);
-      if (whole) {
-        i == begin ? static_cast<void>(std::memcpy(into, one, span.n * sizeof(T)))
-                   : combine_into(rule, into, one, span.n);
-        continue;
-      }
       for (uint64_t k = 0; k < span.n; ++k) {
         has[at + k] != 0 ? combine_into(rule, into + k, one + k, 1) : static_cast<void>(into[k] = one[k]);
         has[at + k] = 1;
       }
     }
-  }
-  if (whole) {
-    sum_.any ? combine_into(rule, sum, worker, n) : static_cast<void>(std::memcpy(sum, worker, n * sizeof(T)));
-    return;
   }
   if (sum_.covered.empty()) sum_.covered.assign(n, sum_.any ? 1 : 0);
   for (uint64_t k = 0; k < n; ++k) {
@@ -386,11 +437,17 @@ void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool
     pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
     return;
   }
+  bool counted = true;  // a sum without room is gone by the end of this turn
   for (size_t begin = 0; begin < end;) {
     size_t next = begin + 1;
     while (next < end && pushes_[next].rank == pushes_[begin].rank) ++next;
     // A push that was never closed does not count: its worker was lost.
-    if (gate.has_closed(pushes_[begin].rank, iteration)) add_worker(begin, next, target);
+    if (gate.has_closed(pushes_[begin].rank, iteration)) {
+      uint64_t items = 0;
+      for (size_t i = begin; i < next; ++i) items += pushes_[i].items();
+      counted = make_room(sum_bytes(target, items)) && counted;
+      add_worker(begin, next, target);
+    }
     begin = next;
   }
   pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
@@ -407,7 +464,11 @@ void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool
   sum_.weight = sum_.dropped = 0;
   sum_.covered.clear();
   sum_.rows.clear();
-  if (pushes_.empty()) sum_.numbers = {};  // an idle shard keeps no memory
+  if (!pushes_.empty() && counted) return;
+  sum_.numbers = {};  // an idle shard keeps no memory
+  sum_.covered = {};
+  sum_.rows = {};
+  sum_.room = nullptr;
 }
 
 Status BspUpdates::error(uint64_t iteration, uint32_t rank) const {
@@ -500,8 +561,7 @@ std::vector<std::string> BspUpdates::copy(const Gate& gate, const Target& target
   return all;
 }
 
-Status BspUpdates::put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target,
-                       StagingQuota* quota) {
+Status BspUpdates::put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target) {
   const Status wrong(Code::kCorrupt, "shard: a push that waits for its update is cut short, or does not fit");
   PushHead head;
   if (bytes < sizeof head) return wrong;
@@ -543,8 +603,11 @@ Status BspUpdates::put(const std::byte* body, size_t bytes, const Gate& gate, co
   }
   if (left != n * size) return wrong;
   push.numbers = at;
-  quota->force(left);
-  push.copy_numbers(is_table ? target.table->spec().dim * size : size, left, quota);
+  StagingQuota::Room room;
+  if (quota_ != nullptr && !quota_->take(left, &room) && !quota_->take_beyond(left, &room))
+    return Status(Code::kResourceExhausted,
+                  "shard: no memory for " + std::to_string(left) + " bytes of a push that waits for its update");
+  push.copy_numbers(is_table ? target.table->spec().dim * size : size, left, std::move(room));
   if (push.iteration >= gate.made()) insert(std::move(push));
   return {};
 }

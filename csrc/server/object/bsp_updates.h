@@ -11,7 +11,8 @@
 // Optimizers take the mean, Sum adds, Max and Min take the largest and the smallest, Assign the highest rank's.
 //
 // A push that lies in its worker's arena stays there. A push that came over a socket is added to a running sum as soon
-// as all lower ranks have closed the iteration; until then it waits in memory that the staging quota limits.
+// as all lower ranks have closed the iteration; until then it waits in memory that the staging quota limits. So is the
+// sum's: a shard has one at most. Where there is no room for it, pushes stay where they are until their update.
 //
 // Thread safety: the holder of the shard's turn.
 #pragma once
@@ -59,11 +60,15 @@ class BspUpdates final : public Staged {
       for (const Span& s : spans) n += s.n;
       return n;
     }
-    // Makes its own copy of the numbers, back to back, `item_bytes` each. The caller has charged the quota, and the
-    // copy refunds it when it is freed. Nullptr: somebody else charged it and refunds it.
-    void copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota* quota);
+    // Makes its own copy of the numbers, back to back, `item_bytes` each, which keeps the room that was taken for it.
+    void copy_numbers(uint64_t item_bytes, uint64_t all_bytes, StagingQuota::Room room = {});
   };
 
+  // quota: of the running sum; nullptr: nothing is counted.
+  explicit BspUpdates(StagingQuota* quota = nullptr) : quota_(quota) {}
+
+  // For a push that goes into the running sum in the same turn: takes room for what that adds. False if there is none.
+  bool make_room(const Push& push, const Gate& gate, const Target& target);
   // False if the push is dropped: it is too late, or repeats what a lost worker has closed here.
   bool add(Push push, const Gate& gate);
   // Whoever pushes or closes has the rank: drops what another incarnation pushed under it and has not closed.
@@ -75,8 +80,8 @@ class BspUpdates final : public Staged {
   void fold(const Gate& gate, const Target& target);
   // Everything as bytes, for a shard that moves: whole pushes, but a table's rows in pieces of at most `bytes_max`.
   std::vector<std::string> copy(const Gate& gate, const Target& target, size_t bytes_max) const;
-  // One of them, at the shard's new place; its memory counts against the quota.
-  Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target, StagingQuota* quota);
+  // One of them, at the shard's new place.
+  Status put(const std::byte* body, size_t bytes, const Gate& gate, const Target& target);
 
   // Makes the next update. Without memory for its rows it changes nothing, and error() reports that for a while.
   // `last`: no other update follows, so it may write the outputs of those that wait for it, `own` among them.
@@ -106,12 +111,15 @@ class BspUpdates final : public Staged {
     std::vector<std::byte> numbers;
     std::vector<uint8_t> covered;  // empty: everything
     RowSum rows;
+    std::shared_ptr<StagingQuota::Room> room;  // for it
   };
 
   // Copies lent numbers of the first *end pushes that must be finite, and drops those that are not any more.
   void secure(size_t* end, const Target& target);
   bool make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting);
   void insert(Push push);
+  uint64_t sum_bytes(const Target& target, uint64_t more_items) const;
+  bool make_room(uint64_t bytes);
   void add_worker(size_t begin, size_t end, const Target& target);
   template <class T>
   void add_dense(size_t begin, size_t end, const Target& target);
@@ -119,6 +127,7 @@ class BspUpdates final : public Staged {
   std::vector<Span> covered_spans(const Target& target) const;
   Status apply(const Target& target, double weight);
 
+  StagingQuota* quota_;
   std::vector<Push> pushes_;  // by iteration, rank, and order of arrival
   Sum sum_;                   // of the next update
   struct Failure {

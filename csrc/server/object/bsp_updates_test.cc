@@ -41,7 +41,7 @@ struct Pushes {
   void begin() {
     shard().gate = std::make_unique<Gate>(sync);
     shard().gate->set_view(view_of({0, 1, 2}), 0);
-    shard().staged = std::make_unique<BspUpdates>();
+    shard().staged = std::make_unique<BspUpdates>(&quota);
   }
   BspUpdates& updates() { return static_cast<BspUpdates&>(*shard().staged); }
   Gate& gate() { return *shard().gate; }
@@ -61,15 +61,17 @@ struct Pushes {
     if (how == How::kPassing) passing.push_back(numbers);
     if (how == How::kCopied) {
       const uint64_t bytes = push.items() * item_bytes;
-      CHECK(quota.charge(bytes));
-      push.copy_numbers(item_bytes, bytes, &quota);
+      StagingQuota::Room room;
+      CHECK(quota.take(bytes, &room));
+      push.copy_numbers(item_bytes, bytes, std::move(room));
       std::fill(numbers->begin(), numbers->end(), 1e30f);
     }
     return updates().add(std::move(push), gate());
   }
 
   const Sync sync;
-  StagingQuota quota{1 << 20};
+  Budget objects{1 << 20};
+  StagingQuota quota{1 << 20, &objects};
   std::vector<std::shared_ptr<Row>> passing;
 };
 
@@ -363,6 +365,49 @@ TEST(a_copy_counts_against_the_quota_until_it_is_summed_or_its_update_is_made) {
   CHECK_EQ(s.quota.used(), 0u);
 }
 
+TEST(the_running_sum_takes_room_from_what_objects_may_take_until_its_update_is_made) {
+  OnTensor s;
+  s.contribute(0, kG[0], How::kPassing);
+  CHECK_EQ(s.objects.used(), kBytes);
+  CHECK_EQ(s.quota.used(), 0u);
+  s.contribute(1, kG[1], How::kPassing);
+  CHECK_EQ(s.objects.used(), kBytes);
+  s.contribute(2, kG[2], How::kPassing);
+  CHECK_EQ(s.objects.used(), 0u);
+  CHECK(s.weights() == minus_mean(kG[0], kG[1], kG[2]));
+
+  OnTable t;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    CHECK_EQ(t.objects.used() != 0, rank != 0);
+    t.push(rank, {rank + 1, 9}, {1.0f, 1.0f}, How::kPassing);
+    t.close(rank, 1, 1);
+  }
+  CHECK_EQ(t.objects.used(), 0u);
+}
+
+TEST(without_room_for_the_running_sum_pushes_wait_as_they_are_and_the_update_has_the_same_bits) {
+  OnTensor s;
+  OnTable t;
+  for (Pushes* const p : {static_cast<Pushes*>(&s), static_cast<Pushes*>(&t)}) CHECK(p->objects.charge(1 << 20));
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    CHECK(s.push(rank, 0, kG[rank], How::kCopied));
+    t.push(rank, {1, rank + 2}, {1.0f, 2.0f}, How::kCopied);
+  }
+  StagingQuota::Room all, all_of_table;
+  CHECK(s.quota.take((1 << 20) - s.quota.used(), &all));
+  CHECK(t.quota.take((1 << 20) - t.quota.used(), &all_of_table));
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    s.close(rank, 1, 1);
+    t.close(rank, 1, 1);
+    CHECK_EQ(s.updates().waiting().size(), rank + 1 < kRanks ? kRanks : 0);
+    CHECK_EQ(t.updates().waiting().size(), rank + 1 < kRanks ? kRanks : 0);
+  }
+  CHECK(s.weights() == minus_mean(kG[0], kG[1], kG[2]));
+  CHECK(t.rows({1, 2, 3, 4}) == (Row{-1.0f, -2.0f / 3, -2.0f / 3, -2.0f / 3}));
+  CHECK_EQ(s.quota.used(), all.bytes());
+  CHECK_EQ(t.quota.used(), all_of_table.bytes());
+}
+
 TEST(a_shard_that_is_cleared_and_one_that_goes_away_give_their_copies_back) {
   OnTensor cleared, gone;
   for (OnTensor* s : {&cleared, &gone}) CHECK(s->push(1, 0, kG[1], How::kCopied) && s->quota.used() == kBytes);
@@ -383,8 +428,8 @@ TEST(what_waits_is_the_same_at_the_shards_new_place_and_counts_against_the_quota
     to.gate().close(0, 1, 2, 0);
     for (const std::string& body : from.updates().copy(from.gate(), from.target(), 1 << 20)) {
       const auto* const data = reinterpret_cast<const std::byte*>(body.data());
-      CHECK_CODE(to.updates().put(data, body.size() - 1, to.gate(), to.target(), &to.quota), Code::kCorrupt);
-      CHECK_OK(to.updates().put(data, body.size(), to.gate(), to.target(), &to.quota));
+      CHECK_CODE(to.updates().put(data, body.size() - 1, to.gate(), to.target()), Code::kCorrupt);
+      CHECK_OK(to.updates().put(data, body.size(), to.gate(), to.target()));
       bytes += kBytes;
     }
     CHECK_EQ(to.quota.used(), bytes);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/breaks.h"
+#include "server/object/function.h"
 #include "server/object/served_object.h"
 #include "tensor/planes.h"
 
@@ -16,6 +17,7 @@ thread_local std::vector<Span> t_spans;
 thread_local std::vector<Keyed> t_keyed;
 
 constexpr uint64_t kRowsMax = uint64_t{1} << 32;  // of an array: Keyed counts them with 32 bits
+constexpr uint64_t kCopies = 3;                   // of the body of an answer: as it is made, gathered and sent
 
 bool placed(const Entry& e) { return (e.flags & wire::kPlaced) != 0; }
 size_t span_bytes(const Entry& e) { return (placed(e) ? 3 : 2) * sizeof(uint64_t); }
@@ -324,6 +326,8 @@ Status ServedObject::check_scan(const Batch& b, Entry* e, uint64_t* out_bytes) c
                    "export: " + std::to_string(scan.most) + " rows at once, at most " + std::to_string(most));
   }
   if (!keys_only) *out_bytes = scan.most * row_out;
+  const uint64_t keys = keys_only || scan.filtered ? std::min<uint64_t>(scan.most, limits::kScanRowsMax) : scan.most;
+  e->length = kCopies * keys * sizeof(uint64_t) + (keys_only ? 0 : keys * row_out);
   return {};
 }
 
@@ -336,13 +340,33 @@ Status ServedObject::check_snapshot(const Batch&, Entry* e, uint64_t* out_bytes)
 Status ServedObject::check_query(const Batch&, Entry* e, uint64_t*) const {
   Query query;
   const Status status = Query::parse(e->body, e->body_bytes, row_type(), &query);
-  return status.ok() ? status : refused(status.code(), status.message());
+  if (!status.ok()) return refused(status.code(), status.message());
+  const uint64_t top = query.function == Query::Function::kTop ? query.k : 0;
+  e->length = kCopies * (2 * top + query.edges.size()) * sizeof(uint64_t);
+  return {};
 }
 
 Status ServedObject::check_call(const Batch&, Entry* e, uint64_t*) const {
   wire::CallItem item;
   const Status status = wire::decode(e->body, e->body_bytes, &item);
-  return status.ok() ? status : refused(status.code(), status.message());
+  if (!status.ok()) return refused(status.code(), status.message());
+  e->length = kResultMemoryBytes;
+  return {};
+}
+
+// A page of an export may claim more than there is.
+uint64_t ServedObject::kept_bytes(const Batch& b, const Entry& e, uint64_t out_bytes) {
+  const uint64_t claimed = out_bytes + e.length, row = spec_.is_table ? spec_.table.dim * sizeof(float) : 0;
+  switch (b.op->op) {
+    case wire::Op::kCall:  // what its function gets; the result is made when it can be sent
+      if (table_ == nullptr) return tensor_of(e.shard).pieces_of(e.shard)[0].bytes;
+      return std::min<uint64_t>(table_->rows(e.shard) * (row + sizeof(uint64_t)), limits::kCallRowsBytes + row);
+    case wire::Op::kScan:
+      if (table_ == nullptr) return claimed;
+      return std::min(claimed, table_->rows(e.shard) *
+                                   (2 * RowForm::all(spec_.table).bytes(spec_.table) + kCopies * sizeof(uint64_t)));
+    default: return claimed;
+  }
 }
 
 }  // namespace windlass

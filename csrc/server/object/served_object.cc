@@ -270,8 +270,9 @@ void ServedObject::close(const Batch& b, const Entry& e, Shard& shard, bool refu
   context_.staging->changed();
 }
 
-// Under BSP a push waits for its update. False if the staging quota has no room for it.
-bool ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stage stage) {
+// Under BSP a push waits for its update. kFull if the staging quota has no room for it; a push that others wait for is
+// refused instead if the server has no memory for it at all.
+Verdict ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stage stage, Status* status) {
   const Gate& gate = *shard.gate;
   BspUpdates::Push push;
   push.rank = b.caller.rank;
@@ -287,22 +288,31 @@ bool ServedObject::contribute(const Batch& b, const Entry& e, Shard& shard, Stag
   } else {
     push.spans.assign(e.spans, e.spans + e.items);
   }
+  if (shard.staged == nullptr) shard.staged = std::make_unique<BspUpdates>(context_.staging);
+  auto& updates = static_cast<BspUpdates&>(*shard.staged);
   const bool next = BspUpdates::is_next(push.rank, push.iteration, gate);
   if (b.in_place && b.arrays.memory != nullptr) {
     push.memory = b.arrays.memory;
-  } else if (push.iteration >= gate.made() && !(next && e.closes())) {
+  } else if (push.iteration >= gate.made() && !(next && e.closes() && updates.make_room(push, gate, target(e.shard)))) {
     const uint64_t row = size_of(b.in_dtype) * (table_ != nullptr ? spec_.table.dim : 1);
-    StagingQuota* const staging = b.staged ? nullptr : context_.staging;
     const uint64_t bytes = push.items() * row;
-    if (staging != nullptr && !staging->charge(bytes)) {
-      if (!next && stage == Stage::kFresh) return false;
-      staging->force(bytes);
+    StagingQuota::Room room;
+    if (!b.staged && !context_.staging->take(bytes, &room)) {
+      if (!next && stage == Stage::kFresh) return Verdict::kFull;
+      if (!context_.staging->take_beyond(bytes, &room)) {
+        *status = refused(
+            Code::kResourceExhausted,
+            "no memory for " + std::to_string(bytes) +
+                " bytes of a push that waits for its update: " + std::to_string(context_.staging->used()) + " of " +
+                std::to_string(context_.staging->bytes_max()) + " bytes are taken by others, and " +
+                std::to_string(budget_->used()) + " of memory_bytes_max=" + std::to_string(budget_->bytes_max()));
+        return Verdict::kDone;
+      }
     }
-    push.copy_numbers(row, bytes, staging);
+    push.copy_numbers(row, bytes, std::move(room));
   }
-  if (shard.staged == nullptr) shard.staged = std::make_unique<BspUpdates>();
-  if (!static_cast<BspUpdates&>(*shard.staged).add(std::move(push), gate)) context_.workers->count_late();
-  return true;
+  if (!updates.add(std::move(push), gate)) context_.workers->count_late();
+  return Verdict::kDone;
 }
 
 // Whether a replacement repeats an iteration that the worker before it has closed here.
@@ -322,7 +332,8 @@ Verdict ServedObject::push(const Batch& b, const Entry& e, Shard& shard, Record&
   if (given_up && status->ok())
     *status = refused(Code::kClosed,
                       "rank " + std::to_string(b.caller.rank) + " was given up, and others went on without it");
-  if (rounds && !redone && status->ok() && !contribute(b, e, shard, stage)) return Verdict::kFull;
+  if (rounds && !redone && status->ok() && contribute(b, e, shard, stage, status) == Verdict::kFull)
+    return Verdict::kFull;
   // A refused entry uses up its sequence, too.
   record.sequence = e.sequence == Entry::kNextSequence ? record.sequence + 1 : e.sequence;
   record.rank = b.caller.rank;

@@ -95,6 +95,9 @@ class ServedObject {
   bool is_early(const Batch& b, const Entry& e, Shard& shard) const;
   // The clock at which an entry reads the shard; 0: it never waits at the gate.
   uint64_t clock_asked(const Batch& b, const Entry& e) const;
+  // With the turn: the memory that the answer of an early entry takes once it has run. out_bytes: what its numbers
+  // claim.
+  uint64_t kept_bytes(const Batch& b, const Entry& e, uint64_t out_bytes);
   // The refusal of an entry for a shard that has never been here.
   void turn_away(const Entry& e, Outcome* out) const;
   Status refused(Code code, const std::string& why) const;
@@ -184,7 +187,7 @@ class ServedObject {
   void close(const Batch& b, const Entry& e, Shard& shard, bool refused, bool* has_read);
   Verdict push(const Batch& b, const Entry& e, Shard& shard, Record& record, Status* status, Outcome* out, Stage stage,
                bool* has_read);
-  bool contribute(const Batch& b, const Entry& e, Shard& shard, Stage stage);
+  Verdict contribute(const Batch& b, const Entry& e, Shard& shard, Stage stage, Status* status);
 
   const ObjectSpec spec_;
   const Map map_;  // as it was when the object was made

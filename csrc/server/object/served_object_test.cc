@@ -219,15 +219,31 @@ TEST(without_room_for_its_copy_a_push_is_full_and_nothing_has_happened_unless_it
   CHECK(s.push(2, 1, 0, 0, kRank1).verdict == Verdict::kFull);
   CHECK_EQ(s.sequence(kRank1), 1u);
   CHECK_EQ(s.server.staging().used(), kBytes);
+  const uint64_t objects = s.server.budget().used();
   const Batch push = Scene::batch(Op::kPush, kRank1);
   CHECK(s.run(push, s.entry(2, 0, 3), {}, Stage::kParked).verdict == Verdict::kGated);  // it has waited already
-  CHECK_EQ(s.server.staging().used(), 2 * kBytes);
+  CHECK_EQ(s.server.budget().used(), objects + kBytes);
   CHECK(s.push(1, 2).verdict == Verdict::kGated);  // the lowest rank waits for nobody's room
-  CHECK_EQ(s.server.staging().used(), 3 * kBytes);
+  CHECK_EQ(s.server.budget().used(), objects + 2 * kBytes);
+  CHECK_EQ(s.server.staging().used(), kBytes);
   CHECK(s.close(kRank0, 1, 1).ok());
   CHECK(s.close(kRank1, 1, 2).ok());
   CHECK_EQ(s.weight(), -2.0f);
   CHECK_EQ(s.server.staging().used(), 0u);
+  CHECK_EQ(s.server.budget().used(), objects);
+}
+
+TEST(a_push_that_must_go_on_is_refused_when_there_is_no_memory_at_all_and_the_update_goes_without_it) {
+  Scene s(kBsp, RuleKind::kSgd, false, {.staging = 0});
+  const uint64_t left = s.server.budget().bytes_max() - s.server.budget().used();
+  CHECK(s.server.budget().charge(left));
+  CHECK(s.push(1, 1000).refused(Code::kResourceExhausted));
+  CHECK_EQ(s.sequence(kRank0), 1u);  // it has used up its number
+  s.server.budget().refund(left);
+  CHECK(s.push(2, 2, 0, wire::kCloses).verdict == Verdict::kGated);
+  CHECK(s.push(1, 4, 0, wire::kCloses, kRank1).ok());
+  CHECK_EQ(s.weight(), -3.0f);
+  CHECK_EQ(s.server.budget().used(), s.server.budget().bytes_max() - left);
 }
 
 TEST(a_push_that_is_late_for_its_update_is_counted_and_its_worker_learns_how_many_were_made) {
