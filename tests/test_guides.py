@@ -62,6 +62,26 @@ def test_the_program_of_the_start_page_runs_on_a_cluster(tmp_path: Path):
     ]
 
 
+def test_the_program_of_the_checkpoint_page_goes_on_where_it_was(tmp_path: Path):
+    (program,) = [block for _, block in examples(GUIDES / "checkpoints.md")]
+    script = tmp_path / "train.py"
+    script.write_text(program)
+    command = [
+        sys.executable,
+        "-m",
+        "windlass",
+        "run",
+        "--servers=2",
+        "--workers=2",
+        f"--checkpoint-dir={tmp_path}/saved",
+    ]
+    for resume, said in (([], []), (["--resume-from=ten"], ["goes on from clock 11"])):
+        done = subprocess.run([*command, *resume, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
+        assert lines == ["done at clock 20", "done at clock 20", *said, *said]
+
+
 def anchors(page: Path) -> set[str]:
     """What a link can point to in a page: its headings, as they are on GitHub."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

@@ -1,12 +1,15 @@
 """Shards as they were at a cut, while they go on being used: what is captured, and what a restore makes of it."""
 
+import pathlib
 import random
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import own_rules
 import pytest
+from helpers import check_python
 
 import windlass as wl
 from windlass import _core
@@ -26,14 +29,15 @@ DIM, ROWS, WIDTH = 3, 400, 300
 class Captured:
     """Everything that a capture gave, by object and shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = ("w", "t")) -> None:
+        self.names = names
         self.pieces: list[tuple[int, int, int, int, Any]] = []
         self.rows: list[tuple[int, int, int, Any]] = []
         self.shards: list[tuple[Any, ...]] = []
 
     @property
     def fingerprint(self) -> str:
-        names = sum(map(_core.fingerprint_of_name, ("w", "t")))
+        names = sum(map(_core.fingerprint_of_name, self.names))
         return f"{(names + sum(shard[6] for shard in self.shards)) % 2**64:016x}"
 
     def take(self, number: int, taken: tuple[Any, ...]) -> None:
@@ -122,6 +126,28 @@ def test_a_capture_has_what_was_there_at_the_cut_whatever_happens_after_it(rule:
             assert other.fingerprint() == before
             for one in (trainer, Trainer(other, rule, "asp", seed)):  # both go on alike
                 assert (one.t.pull(np.arange(5)).shape, one.w.pull().shape) == ((5, DIM), (WIDTH, 50))
+
+
+@pytest.mark.embedded("looks at the server inside the process")
+def test_without_setting_aside_what_changes_a_capture_is_of_no_moment() -> None:
+    """The test above turns red when its mechanism is switched off."""
+    code = """
+import numpy as np, windlass as wl
+from test_capture import Captured, capture_of
+with wl.connect() as cluster:
+    w = cluster.tensor("w", (300, 50), rule=wl.Sum())
+    before = cluster.fingerprint()
+    _, [(number, one)] = capture_of(cluster)
+    w.push(np.ones((300, 50), np.float32)).wait()
+    captured = Captured(["w"])
+    while (taken := one.next(1 << 20)) is not None:
+        captured.take(number, taken)
+    print(captured.fingerprint == before)
+"""
+    here = pathlib.Path(__file__).parent
+    path = f"{here}:{here.parent}"
+    assert check_python(code, PYTHONPATH=path).split() == ["True"]
+    assert check_python(code, PYTHONPATH=path, WINDLASS_BREAK="capture").split() == ["False"]
 
 
 @pytest.mark.embedded("looks at the server inside the process")
