@@ -77,6 +77,12 @@ struct Fixture {
   Map tensor, table;
 };
 
+// The frame, with another count of items than it has.
+Frame claiming(Frame frame, uint32_t items) {
+  frame.parts[0].part.items = items;
+  return frame;
+}
+
 }  // namespace
 
 TEST(a_client_made_by_hand_pushes_and_pulls_a_tensor) {
@@ -573,6 +579,8 @@ TEST(each_wrong_request_is_refused_by_name_and_changes_nothing) {
       {"len of a tensor", about(Op::kRows, f.tensor, 0, 0), Code::kInvalidArgument},
       {"export of a tensor", about(Op::kScan, f.tensor, 0, 0, bytes_of<uint64_t>({1})), Code::kInvalidArgument},
       {"delete of a tensor", on_keys(Op::kErase, f.tensor, 0, 0, {1}), Code::kInvalidArgument},
+      {"delete of a tensor, of many rows that are not there", claiming(on_keys(Op::kErase, f.tensor, 0, 0, {1}), ~0u),
+       Code::kInvalidArgument},
   };
   for (Wrong& wrong : all) {
     const bool tensor = wrong.frame.header.object == f.tensor.object;

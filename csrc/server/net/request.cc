@@ -54,9 +54,7 @@ void Request::take(Taken* taken) {
     taken->argument_bytes = taken->body.rest_bytes;
     return;
   }
-  const OpTraits& op = *about.batch.op;
-  const bool has_items = about.object->spec().is_table ? op.of_tables : op.of_tensors;  // else it is refused later
-  const uint64_t bytes = !has_items                 ? 0
+  const uint64_t bytes = !has_items(about)          ? 0
                          : block.has(wire::kListed) ? sizeof(wire::ListedItems)
                                                     : items_in(*taken) * item_bytes(*about.object, block.flags);
   if (block.has(wire::kListed) && bytes > taken->body.rest_bytes) {
@@ -354,7 +352,8 @@ Status Request::prepare(Taken* taken, Serving* s) const {
   const uint32_t each = item_bytes(*about.object, block.flags);
   const std::byte* in = taken->bytes + wire::padded(block.body_bytes);
   uint64_t numbers_left = block.numbers_bytes;
-  about.object->begin_checks(taken->misfit.ok() ? items_in(*taken) : 0);
+  const bool counts = taken->misfit.ok() && has_items(about);  // of items, that were compared with the body
+  about.object->begin_checks(counts ? items_in(*taken) : 0);
   for (uint32_t i = 0; i < block.entries; ++i) {
     const wire::EntryItem item = taken->body.at(block, i);
     Entry& e = s->entries[i] = Entry();
@@ -367,7 +366,7 @@ Status Request::prepare(Taken* taken, Serving* s) const {
     e.value = taken->body.value;
     e.follows = follows;
     e.flags = block.flags;
-    e.items = taken->misfit.ok() ? item.items : 0;
+    e.items = counts ? item.items : 0;
     e.encoded = items;
     items += uint64_t{e.items} * each;
     e.body = taken->argument;
@@ -410,6 +409,12 @@ uint64_t Request::items_in(const Taken& taken) {
   uint64_t n = 0;
   for (uint32_t i = 0; i < taken.block.entries; ++i) n += taken.body.at(taken.block, i).items;
   return n;
+}
+
+// An operation that its object does not have is refused later, and may use up sequences.
+bool Request::has_items(const About& about) {
+  const OpTraits& op = *about.batch.op;
+  return about.object->spec().is_table ? op.of_tables : op.of_tensors;
 }
 
 bool Request::is_next(const wire::Block& block) const {

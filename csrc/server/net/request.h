@@ -70,6 +70,7 @@ class Request {
   Status tick(const Taken& taken) const;
   Status read_list(Taken* taken, const std::byte** items) const;
   static uint64_t items_in(const Taken& taken);
+  static bool has_items(const About& about);
   void serve(Taken* taken, Answers* answers, Freed* freed) const;
   Status prepare(Taken* taken, Serving* serving) const;
   uint64_t largest_answer(const Serving& serving) const;
