@@ -364,6 +364,6 @@ def test_of_a_scheduler_errors_timeouts_and_bounds_are_told_in_its_words() -> No
 
 
 def test_a_reader_takes_part_in_nothing() -> None:
-    refused = pytest.raises(wl.InvalidArgument, match="all_reduce: a reader is not waited for")
+    refused = pytest.raises(wl.AccessDenied, match="all_reduce: a reader is not waited for")
     with LocalCluster(servers=1) as cluster, cluster.connect(reader=True) as reader, refused:
         reader.all_reduce(1.0)

@@ -53,6 +53,7 @@ inline constexpr int64_t kSpinNsPerPart = 200;  // added for each part of a requ
 inline constexpr int64_t kSpinNsMax = 60'000;
 inline constexpr int64_t kHotNs = 100'000;  // if the last answer came within this, a waiter spins for the next
 inline constexpr uint32_t kSessionsMax = 1u << 20;
+inline constexpr uint64_t kPutBytes = uint64_t{32} << 20;   // of one request: a larger put is cut into several
 inline constexpr uint64_t kUpdatesMax = uint64_t{1} << 62;  // of a shard, as a put may set them
 
 // Queries.

@@ -136,7 +136,7 @@ class TensorModel:
         self.pushes = 0
         # A reader that follows by version.
         self.mirror = np.zeros(tensor.shape, tensor.dtype)
-        self.version: Any = 0
+        self.version: Any = None
         self.seen = -1
 
     def push(self, places: list[int], grads: np.ndarray) -> None:

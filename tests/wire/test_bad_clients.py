@@ -210,7 +210,13 @@ def attempts(client: raw.RawClient | None) -> list[tuple[str, bytes]]:
         ),
         *(
             ("InvalidArgument", client.frame(raw.SCAN, [raw.Part(items=struct.pack("<QII", *head) + where)], object=3))
-            for head, where in [((5, 2, 0), b""), ((5, 0, 1), b""), ((5, 1, 0), b"\x30"), ((0, 1, 0), b"\x03")]
+            for head, where in [
+                ((5, 4, 0), b""),
+                ((5, 3, 0), b""),
+                ((5, 0, 1), b""),
+                ((5, 1, 0), b"\x30"),
+                ((0, 1, 0), b"\x03"),
+            ]
         ),
         ("InvalidArgument", i64(raw.SCAN, raw.Part(items=struct.pack("<QII", 5, 0, 0)))),
         ("ShapeMismatch", client.frame(raw.QUERY, [raw.Part(items=COUNT, numbers=bytes(8))], object=table)),

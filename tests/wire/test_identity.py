@@ -218,7 +218,7 @@ def test_an_object_that_was_forgotten_leaves_its_number_to_nobody(local: LocalCl
         assert reader.came_in(app=app, world_size=0) is None
         gone = _core.write_map(w._core.object - 1, [(0, 0, 1)]) + tensor_spec(f"{app}/w", (10,))
         (answer,) = reader.ask(raw.ATTACH, [raw.Part(items=gone)])
-        assert ERRORS[answer.status] is wl.NotFound
+        assert ERRORS[answer.status] is wl.Deleted
 
 
 def test_only_workers_of_an_app_make_objects_of_its_name(local: LocalCluster):

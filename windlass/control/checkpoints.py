@@ -14,7 +14,7 @@ from windlass._checkpoint.names import Place
 from windlass._checkpoint.reader import Checkpoint
 from windlass._checkpoint.saving import Saving
 from windlass._checkpoint.writer import ServerFiles
-from windlass._errors import InvalidArgument, WindlassError
+from windlass._errors import InvalidArgument
 from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.member import Member
@@ -33,54 +33,71 @@ class ServerCheckpoints:
         self._shelf = _core.Shelf(host)
         self._shelf.set_bytes_max(settings.checkpoint_bytes_max)
         self._lock = threading.Lock()  # of what follows
-        self._going: dict[int, tuple[Saving, ServerFiles, threading.Thread]] = {}
+        self._going: dict[int, _Going] = {}
 
     def save(self, order: m.Capture) -> None:
-        """Arms at once, and writes in a thread. Answers with Armed and Saved."""
+        """Arms and writes, in a thread. Answers with Armed and Saved."""
+        with self._lock:
+            if order.save in self._going:
+                return
+            before = [one.thread for one in self._going.values() if one.thread is not None]
+            going = self._going[order.save] = _Going()
+            going.thread = threading.Thread(
+                target=self._save, args=(order, going, before), name="windlass-checkpoint", daemon=True
+            )
         try:
+            going.thread.start()
+        except RuntimeError as error:  # no thread to be had
             with self._lock:
-                if order.save in self._going:
-                    return
-                place = Place(order.app, order.clock, order.id)
-                rate = self._settings.checkpoint_rate
-                files = ServerFiles(self._folder(), place, self._member.welcome.index, bytes_per_second=rate)
-                saving = Saving(self._shelf, self._attach(order.objects), order.clock, files)
-                saving.arm()
-                thread = threading.Thread(
-                    target=self._write, args=(order.save, saving), name="windlass-checkpoint", daemon=True
-                )
-                self._going[order.save] = saving, files, thread
-                thread.start()
-        except (WindlassError, RuntimeError) as error:
-            with self._lock:
-                self._going.pop(order.save, None)
-            self._member.tell(m.Armed(order.save, str(error)[: m.TEXT_CHARS_MAX]))
-            return
-        self._member.tell(m.Armed(order.save))
+                del self._going[order.save]
+            self._member.tell(m.Armed(order.save, str(error)))
 
-    def _write(self, save: int, saving: Saving) -> None:
+    def _save(self, order: m.Capture, going: "_Going", before: list[threading.Thread]) -> None:
+        for thread in before:  # one that was given up may still hold shards
+            thread.join()
+        files = None
+        try:
+            place = Place(order.app, order.clock, order.id)
+            rate = self._settings.checkpoint_rate
+            files = ServerFiles(self._folder(), place, self._member.welcome.index, bytes_per_second=rate)
+            saving = Saving(self._shelf, self._attach(order.objects), order.clock, files)
+            saving.arm()
+        except Exception as error:
+            self._member.tell(m.Armed(order.save, _text(error)))
+            self._end(order.save)
+            return
+        with self._lock:
+            going.saving = saving
+            if going.over:
+                saving.cancel()
+        self._member.tell(m.Armed(order.save))
         try:
             index = saving.write()
         except Exception as error:
             _log.error("server: checkpoint: %s", error)
-            self._member.tell(m.Saved(save, str(error)[: m.TEXT_CHARS_MAX] or type(error).__name__))
+            self._member.tell(m.Saved(order.save, _text(error)))
+            self._end(order.save)
             return
-        self._member.tell(_said(save, index))
+        self._member.tell(_said(order.save, index))
+        going.decided.wait()
+        if going.over and not going.complete:
+            files.abort()
+        self._end(order.save)
+
+    def _end(self, save: int) -> None:
+        with self._lock:
+            self._going.pop(save, None)
 
     def over(self, save: int, complete: bool) -> None:
         """The checkpoint is complete, or nothing of it may stay."""
         with self._lock:
-            going = self._going.pop(save, None)
-        if going is None or complete:
-            return
-        saving, files, thread = going
-        saving.cancel()
-
-        def remove() -> None:
-            thread.join()
-            files.abort()
-
-        threading.Thread(target=remove, name="windlass-checkpoint", daemon=True).start()
+            going = self._going.get(save)
+            if going is None:
+                return
+            going.over, going.complete = True, complete  # before it decides
+            if going.saving is not None and not complete:
+                going.saving.cancel()
+            going.decided.set()
 
     def load(self, order: m.Load) -> None:
         """Answers with Loaded."""
@@ -99,7 +116,7 @@ class ServerCheckpoints:
             said = fill(self._shelf, checkpoint, wanted)
         except Exception as error:
             _log.error("server: resume: %s", error)
-            self._member.tell(m.Loaded(str(error)[: m.TEXT_CHARS_MAX] or type(error).__name__))
+            self._member.tell(m.Loaded(_text(error)))
             return
         self._member.tell(m.Loaded(said=[line[: m.TEXT_CHARS_MAX] for line in said]))
 
@@ -114,12 +131,30 @@ class ServerCheckpoints:
         return Folder(self._settings.checkpoint_dir)
 
     def close(self) -> None:
-        """Gives up what is not written yet."""
+        """Gives up what is not written yet. What is written stays: the scheduler may have called it complete."""
         with self._lock:
             going = list(self._going.values())
-        for saving, _, thread in going:
-            saving.cancel()
-            thread.join(_END_SECONDS)
+            for one in going:
+                if one.saving is not None:
+                    one.saving.cancel()
+                one.decided.set()
+        for one in going:
+            if one.thread is not None:
+                one.thread.join(_END_SECONDS)
+
+
+class _Going:
+    """A checkpoint that is being taken here."""
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self.saving: Saving | None = None  # once it is armed
+        self.decided = threading.Event()  # since the scheduler has said what becomes of it:
+        self.over = self.complete = False
+
+
+def _text(error: Exception) -> str:
+    return str(error)[: m.TEXT_CHARS_MAX] or type(error).__name__
 
 
 def owners_of(runs: list[m.Run], shards: int) -> list[int]:

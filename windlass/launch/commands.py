@@ -188,11 +188,13 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     checkpoint_keep: CheckpointKeep = None,
     checkpoint_rate: CheckpointRate = None,
-    checkpoint_bytes_max: CheckpointBytesMax = None,
     resume: Resume = False,
     resume_from: ResumeFrom = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often to start again from the last checkpoint when a server is lost.")
+        int,
+        typer.Option(
+            min=0, metavar="count", help="How often to start again from the last checkpoint when a server is lost."
+        ),
     ] = 3,
     config: Config = None,
     name: Annotated[

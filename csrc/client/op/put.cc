@@ -12,8 +12,6 @@
 namespace windlass {
 namespace {
 
-constexpr uint64_t kPutAtOnceBytes = uint64_t{32} << 20;
-
 uint64_t bytes_of(const std::vector<Plane>& planes) {
   return std::accumulate(planes.begin(), planes.end(), uint64_t{0},
                          [](uint64_t n, const Plane& s) { return n + s.bytes; });
@@ -26,7 +24,7 @@ Status for_some(const TensorClient& t, F f) {
   uint64_t bytes = 0;
   for (uint32_t shard = 0; shard < t.cut().shards; ++shard) {
     const uint64_t more = bytes_of(planes_of(t.spec(), t.cut(), shard));
-    if (!some.empty() && bytes + more > kPutAtOnceBytes) {
+    if (!some.empty() && bytes + more > limits::kPutBytes) {
       WL_RETURN_IF_ERROR(f(some));
       some.clear();
       bytes = 0;

@@ -11,8 +11,6 @@
 namespace windlass {
 namespace {
 
-constexpr uint64_t kPutAtOnceBytes = uint64_t{32} << 20;
-
 // A put of some rows.
 class PutRowsCall final : public Call {
  public:
@@ -144,7 +142,7 @@ Status TableClient::put(const RowArrays& from, int64_t portion_ns) {
   WL_RETURN_IF_ERROR(check_finite(what, from));
   RowForm form{.parts = 0, .counted = from.counts != nullptr};
   for (size_t part = 0; part < from.parts.size(); ++part) form.parts |= from.parts[part] != nullptr ? 1u << part : 0;
-  const uint64_t most = std::max<uint64_t>(1, kPutAtOnceBytes / (form.bytes(spec_) + sizeof(uint64_t)));
+  const uint64_t most = std::max<uint64_t>(1, limits::kPutBytes / (form.bytes(spec_) + sizeof(uint64_t)));
   for (uint64_t first = 0; first < from.keys.n; first += most) {
     const uint64_t n = std::min(most, from.keys.n - first);
     const int64_t deadline_ns = os::now_ns() + portion_ns;

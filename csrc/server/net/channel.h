@@ -22,6 +22,11 @@ namespace windlass {
 
 class Host;
 
+// Why a connection is served no longer: its stream is over, `where`.
+inline Status connection_ended(const char* where) {
+  return Status(Code::kServerLost, std::string("the connection ended ") + where);
+}
+
 // Counts of what has passed through sockets.
 struct Traffic {
   uint64_t requests = 0, bytes_in = 0, bytes_out = 0;

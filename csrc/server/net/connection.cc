@@ -21,8 +21,6 @@ constexpr size_t kLeastFrame = 2 * kSection;  // a header and a block
 constexpr size_t kKeptPostedBytes = 2 * limits::kAnswerBytes;
 thread_local Buffer t_posted;  // for answers of blocks that waited
 
-Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
-
 }  // namespace
 
 Connection::Connection(Host& host, int fd, std::string peer, std::string key)
@@ -302,7 +300,7 @@ Status Connection::serve() {
 
 Status Connection::serve_frame() {
   std::byte head[kSection];
-  if (!channel_.read(head, kSection)) return ended("within a header");
+  if (!channel_.read(head, kSection)) return connection_ended("within a header");
   wire::Header header;
   WL_RETURN_IF_ERROR(wire::decode(head, &header));
   channel_.count_requests(1);
@@ -331,14 +329,14 @@ Status Connection::serve_control(const wire::Header& header) {
   if (header.blocks == 1) {
     std::byte head[kSection];
     wire::Block block;
-    if (!channel_.read(head, kSection)) return ended("within a frame");
+    if (!channel_.read(head, kSection)) return connection_ended("within a frame");
     WL_RETURN_IF_ERROR(wire::decode(head, &block));
     left -= kSection;
     if (block.body_bytes > limits::kBodyBytesMax || block.bytes() != left || block.numbers_bytes != 0)
       return Status(Code::kProtocolError, "block: a body of " + std::to_string(block.body_bytes) + " bytes, at most " +
                                               std::to_string(limits::kBodyBytesMax));
     body.resize(wire::padded(block.body_bytes));
-    if (!channel_.read(body.data(), body.size())) return ended("within a body");
+    if (!channel_.read(body.data(), body.size())) return connection_ended("within a body");
     body.resize(block.body_bytes);
     if (crc32c(body.data(), body.size()) != block.body_crc) {
       corrupt = Status(Code::kCorrupt, "the checksum of the body is wrong");
@@ -350,10 +348,10 @@ Status Connection::serve_control(const wire::Header& header) {
   if (left != 0) return Status(Code::kProtocolError, "frame: longer than its blocks");
   std::vector<std::string> answers;
   const Status status = corrupt.ok() ? control(header, body, &answers) : corrupt;
-  if (header.operation() == Op::kGoodbye) return ended("with goodbye");
+  if (header.operation() == Op::kGoodbye) return connection_ended("with goodbye");
   answer_control(header, status, answers);
   // Its client comes again with a new connection; hellos that it has sent on this one need not wait, too.
-  if (client_ == nullptr && status.code() == Code::kTimeout) return ended("with a hello in vain");
+  if (client_ == nullptr && status.code() == Code::kTimeout) return connection_ended("with a hello in vain");
   return {};
 }
 

@@ -28,8 +28,6 @@ thread_local Buffer t_in, t_out;             // of the present block, and of its
 thread_local std::vector<std::byte> t_kept;  // answers that leave together with those of other threads
 thread_local Buffer t_heads, t_rest;         // of a DirectAnswer
 
-Status ended(const char* where) { return Status(Code::kServerLost, std::string("the connection ended ") + where); }
-
 }  // namespace
 
 Incoming::Incoming(std::shared_ptr<Connection> from, const wire::Header& header)
@@ -226,7 +224,7 @@ Status Incoming::read_block(Request::Taken* taken, uint64_t* staged) {
   std::byte** const at = &taken->bytes;
   *staged = 0;
   std::byte head[kSection];
-  if (!channel_.read(head, kSection)) return ended("within a frame");
+  if (!channel_.read(head, kSection)) return connection_ended("within a frame");
   WL_RETURN_IF_ERROR(wire::decode(head, block));
   const uint64_t after = uint64_t{left_blocks_ - 1} * kSection;
   if (left_bytes_ < kSection + after || block->bytes() > left_bytes_ - kSection - after) {
@@ -250,7 +248,7 @@ Status Incoming::read_block(Request::Taken* taken, uint64_t* staged) {
   if (bytes != 0 && t_in.room(bytes) == nullptr) {
     status = Status(Code::kResourceExhausted, "no memory for " + std::to_string(bytes) + " bytes of a request");
   } else if (bytes != 0 && !channel_.read(t_in.data(), bytes, two)) {
-    status = ended("within a block");
+    status = connection_ended("within a block");
   }
   channel_.hurry(false);
   *at = t_in.data();
