@@ -254,6 +254,29 @@ def test_an_app_that_was_lost_and_trained_again_has_not_failed():
     assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
 
 
+@pytest.mark.parametrize("on_worker_loss", ["continue", "wait"])
+def test_a_worker_whose_loss_was_survived_fails_no_cluster(on_worker_loss: str):
+    brain = started(workers=2, on_worker_loss=on_worker_loss)
+    brain.die(201)
+    if on_worker_loss == "wait":
+        assert brain.join("worker", 300, rank=1, world_size=2, on_worker_loss="wait") is None
+        brain.say(300, m.Leave())
+    brain.say(200, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
+
+
+@pytest.mark.parametrize("had_shards", [False, True])
+def test_a_server_whose_loss_cost_nothing_fails_no_cluster(had_shards: bool):
+    brain = started(workers=1)
+    assert brain.open(200, size=16).placed[0].runs[0][1] == 0
+    brain.die(100 if had_shards else 101)
+    brain.say(200, m.Leave())
+    assert brain.end is not None
+    assert brain.end.failed == had_shards
+    assert ("1 shards were lost with server 0" in brain.end.why) == had_shards
+
+
 def test_another_app_does_not_end_while_one_waits():
     brain = waiting(workers=1)
     brain.workers(1, app="other", first=400)

@@ -398,15 +398,23 @@ print("done", cluster.rank, here.view.waited, flush=True)
     )
     result = windlass("run", "--workers", "3", script(tmp_path, code))
     killed = "signal SIGKILL (not sent by this run: out of memory?)"
-    expected, how = {"s": (7, "exit code 7"), "r": (1, "exit code 1"), "o": (137, killed)}[dies[0]]
+    expected, how = {"s": (7, "exit code 7"), "r": (1, "exit code 1"), "o": (0, killed)}[dies[0]]
     assert result.returncode == expected, result.stdout + result.stderr
     assert {f"[worker {rank}] done {rank} []" for rank in (0, 2)} <= set(result.stdout.splitlines())
     said = result.stderr.splitlines()
     traceback = dies[0] == "r"
     assert said[0] == f"windlass run: worker 1 ended with {how}; the others go on{':' * traceback}"
     assert ("  KeyError: 'that one'" in said) == traceback
-    assert said[-1] == f"windlass run: exit code {expected}, that of worker 1"
+    done = "done by the others; worker 1 was lost, by signal SIGKILL"
+    assert said[-1] == f"windlass run: {done if expected == 0 else f'exit code {expected}, that of worker 1'}"
     assert not user_folder().exists()
+
+
+def test_a_worker_that_is_lost_when_nobody_is_left_to_go_on_fails_the_run(tmp_path: pathlib.Path):
+    code = CONNECTED + "if cluster.rank == 0: sys.exit(0)\ntime.sleep(1)\nos.kill(os.getpid(), 9)"
+    result = windlass("run", "--workers", "2", script(tmp_path, code))
+    assert result.returncode == 137
+    assert "worker 1 ended with signal SIGKILL" in result.stderr
 
 
 @pytest.mark.parametrize("policy", ["continue", "wait"])

@@ -66,6 +66,7 @@ class State:
         self.dead: dict[int, str] = {}  # why, by incarnation
         self.servers: dict[int, int] = {}  # incarnations, by number
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
+        self.shards_lost = 0  # with them
         self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
         self._lost_reports: list[m.Report] = []  # what they counted has happened
         self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
@@ -568,6 +569,7 @@ class State:
         self._lost_peers[member.index] = member.peer()
         self._lost_reports.append(member.report)
         shards = sum(o.owners.count(member.index) for o in self.objects.values())
+        self.shards_lost += shards
         if shards:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
@@ -597,8 +599,11 @@ class State:
     def _end_if_done(self) -> None:
         if self.terms.linger or any(app.busy for app in self.apps.values()) or self.saves.going is not None:
             return
-        why = "; ".join(self.given_up.values()) or "all workers have left"
-        self._end(failed=bool(self.lost or self.given_up), why=why)
+        whys = list(self.given_up.values())
+        if self.shards_lost:
+            servers = ", ".join(map(str, sorted(self.lost)))
+            whys.append(f"all workers have left, and {self.shards_lost} shards were lost with server {servers}")
+        self._end(failed=bool(whys), why="; ".join(whys) or "all workers have left")
 
     def _end(self, *, failed: bool, why: str) -> None:
         self._log("info", f"the cluster ends: {why}")
@@ -960,6 +965,7 @@ class State:
             self._tell_objects(self.servers.values(), [there])
             self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
             if v.gone:
+                self.shards_lost += 1
                 self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")
         error = error or v.gone
         errand = (v.asker, v.question)

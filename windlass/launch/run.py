@@ -2,6 +2,10 @@
 
 Everything ends together: when the workers are done, at Ctrl-C, or when this process is killed. When one of several
 workers fails, the others go on, or wait for the replacement that is started: on_worker_loss.
+
+A run has succeeded if the work was done. A worker that was lost, by a signal, says nothing of that where others went
+on, or a replacement, and these ended well. One that ended with an exit code of its own, as after an exception, does:
+that is what its script thinks of the run.
 """
 
 import collections
@@ -148,7 +152,7 @@ def run(
     resume: str | None = None,
     restarts: int = 0,
 ) -> int:
-    """The exit code: 0, or that of the first worker that failed.
+    """The exit code: 0, or that of the first worker that failed and whose work nobody took over.
 
     resume: the checkpoint to go on from. restarts: how often to start again from the last one when a server is lost.
     """
@@ -249,6 +253,7 @@ class _Launch:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._interrupted: signal.Signals | None = None
         self._failed: Child | None = None  # the first for which there was no replacement
+        self._lost: list[Child] = []  # without which the others went on
         self._over = False  # the others cannot go on without it
         self.lost: str | None = None  #: the server whose end was the end of all, with checkpoints to go on from
         self._display: Display | None = None
@@ -319,7 +324,12 @@ class _Launch:
         if self._interrupted is not None:
             say(f"ended by {self._interrupted.name}")
             return 128 + self._interrupted
+        if self._failed is None and self._over and self._lost:
+            self._failed = self._lost[0]  # it was lost before the others could begin
         if self._failed is None:
+            self._tell_undecided()
+            for child in self._lost:
+                say(f"done by the others; {child.name} was lost, by {describe(child.code or 0)}")
             return 0
         just_told = bool(self._undecided) or self._failed.role != "worker"
         self._tell_undecided()
@@ -423,7 +433,11 @@ class _Launch:
             self._failures.tell(child, f"; replacement {self._starts[rank]} of {REPLACEMENTS_MAX} starts")
             self._replacing[rank] = time.monotonic() + self._settings.failure_timeout + 1.0
             return
-        self._failed = self._failed or child
+        goes_on = self._settings.on_worker_loss == "continue" and bool(self._running("worker"))
+        if goes_on and (child.code or 0) < 0:
+            self._lost.append(child)
+        else:
+            self._failed = self._failed or child
         self._undecided.append(child)
         if self._settings.on_worker_loss == "wait":
             self._over = True
