@@ -316,6 +316,17 @@ class Session:
     def clock(self) -> int: ...
 
     @property
+    def settled_clock(self) -> int:
+        """
+        The clock below which everything that this worker has pushed and closed is answered.
+        """
+
+    def await_settled(self, clock: int, timeout: float) -> bool:
+        """
+        Waits until all that was begun before this clock is answered; false if that takes longer.
+        """
+
+    @property
     def rank(self) -> int: ...
 
     @property

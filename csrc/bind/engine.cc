@@ -352,6 +352,17 @@ void bind_engine(nb::module_& m) {
           },
           "Pulls and push_pulls that were answered, how many of them waited at a gate, and for how long.")
       .def_prop_ro("clock", &Session::clock)
+      .def_prop_ro("settled_clock", &Session::settled_clock,
+                   "The clock below which everything that this worker has pushed and closed is answered.")
+      .def(
+          "await_settled",
+          [](Session& s, uint64_t clock, double timeout) {
+            const int64_t deadline = deadline_in(timeout);
+            nb::gil_scoped_release release;
+            return s.await_settled(clock, deadline);
+          },
+          nb::arg("clock"), nb::arg("timeout"),
+          "Waits until all that was begun before this clock is answered; false if that takes longer.")
       .def_prop_ro("rank", &Session::rank)
       .def_prop_ro("world_size", &Session::world_size)
       .def_prop_ro("incarnation", &Session::incarnation);

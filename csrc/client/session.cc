@@ -239,6 +239,7 @@ Session::Ended Session::end_iteration_locked() {
     if (!skipping.shards.empty()) ended.closing.push_back(std::move(skipping));
   }
   clock_.store(clock, std::memory_order_release);
+  (void)settled_clock();  // keeps up, also where nobody asks
   return ended;
 }
 
@@ -251,6 +252,7 @@ Session::Ended Session::end_iteration() {
 Status Session::tick(int64_t deadline_ns, bool push_follows) {
   WL_RETURN_IF_ERROR(usable());
   if (reads()) return no_clock("tick");
+  Unsettled unsettled(*this);
   Ended ended;
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
@@ -260,14 +262,15 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
     any_untold_.store(rides, std::memory_order_release);
     if (rides) return {};
   }
-  if (engine_->links() != nullptr) return tell(std::move(ended), deadline_ns);
+  if (engine_->links() != nullptr) return tell(std::move(ended), std::move(unsettled), deadline_ns);
   close_here(std::move(ended));
   return {};
 }
 
-Status Session::tell(Ended ended, int64_t deadline_ns) {
+Status Session::tell(Ended ended, Unsettled unsettled, int64_t deadline_ns) {
   if (!must_tell(ended)) return {};
   const Ref<StepCall> step(new StepCall(shared_from_this(), "tick"));
+  step->settles(std::move(unsettled));
   for (ClosingShards& closing : ended.closing)
     step->add(Ref<Call>(new CloseCall(shared_from_this(), std::move(closing), ended.clock)));
   std::vector<uint32_t> all(engine_->links()->servers().size());
@@ -428,12 +431,12 @@ Status Session::settle(int64_t deadline_ns) {
   return status.ok() ? take_unseen() : Status(status.code(), "settle: " + status.message());
 }
 
-Status Session::settle(bool gated_only, int64_t deadline_ns) {
+Status Session::settle(bool leaves, int64_t deadline_ns) {
   std::vector<std::shared_ptr<Progress>> all;
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
     for (const auto& [name, p] : progress_) {
-      if (p->opened && !p->deleted && (!gated_only || p->sync.gated())) all.push_back(p);
+      if (p->opened && !p->deleted && (!leaves || p->sync.gated())) all.push_back(p);
     }
   }
   const Status late(Code::kTimeout, "not everything that was pushed and closed has arrived in time");
@@ -447,6 +450,10 @@ Status Session::settle(bool gated_only, int64_t deadline_ns) {
   for (const std::shared_ptr<Progress>& p : all) {
     std::vector<uint32_t> shards(p->closed.size());
     std::iota(shards.begin(), shards.end(), 0);
+    if (remote && leaves) {  // a lost server keeps nobody from settling with the others
+      std::erase_if(shards, [&](uint32_t s) { return !engine_->links()->lost(p->owners->of(s).server).ok(); });
+      if (shards.empty()) continue;
+    }
     Ref<Question> question(new Question(shared_from_this(), p, {p->object, p->owners}, {"settle", "object", name},
                                         wire::Op::kSettle, std::move(shards), 0, ""));
     question->accept_deleted();
@@ -481,6 +488,7 @@ Status Session::ask_clocks(uint64_t clock, int64_t deadline_ns, ClockReport* all
     ClockReport one;
     const Ref<ControlCall> call(new ControlCall(links));
     WL_RETURN_IF_ERROR(call->ask(wire::Op::kEnter, server, bytes, "enter", deadline_ns));
+    if (call->answers[0].empty()) continue;  // it is lost, and so is what it knew
     WL_RETURN_IF_ERROR(decode(call->answers[0], &one));
     all->own = std::min(all->own, one.own);
     all->own_highest = std::max(all->own_highest, one.own_highest);

@@ -10,15 +10,18 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
 #include "client/engine.h"
+#include "client/settled_clock.h"
 #include "messages/messages.h"
 
 namespace windlass {
 
 class Owners;
+class Unsettled;
 
 // Pulls and push_pulls that were answered, for people to read.
 struct PullStats {
@@ -97,6 +100,11 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // How many iterations this worker has closed.
   uint64_t clock() const { return clock_.load(std::memory_order_acquire); }
+  // The clock below which everything that this worker has pushed and closed is answered: a server has it, whatever
+  // becomes of this worker.
+  uint64_t settled_clock() { return settled_.lowest(clock(), clock_); }
+  // Waits until everything that was begun before this clock is answered; one beyond the present clock: everything.
+  bool await_settled(uint64_t clock, int64_t deadline_ns) { return settled_.await(clock, clock_, deadline_ns); }
   // Closes the iteration at every object that is still open. Does not wait for servers elsewhere.
   // push_follows: if nothing is left to close, servers learn the clock with the next push to them; call tell_rest()
   // after it.
@@ -172,14 +180,16 @@ class Session : public std::enable_shared_from_this<Session> {
   Ended end_iteration_locked();
   void close_here(Ended ended);
   Status tell(std::vector<uint32_t> servers, uint64_t clock, std::vector<uint32_t> open, int64_t deadline_ns);
-  Status tell(Ended ended, int64_t deadline_ns);
+  Status tell(Ended ended, Unsettled unsettled, int64_t deadline_ns);
   bool has_gates();
-  Status settle(bool gated_only, int64_t deadline_ns);
+  Status settle(bool leaves, int64_t deadline_ns);  // before leaving only gates count
   Status ask_clocks(uint64_t clock, int64_t deadline_ns, ClockReport* all);
 
   const uint32_t number_, rank_, world_size_;
   const uint64_t incarnation_;
+  friend class Unsettled;
   std::atomic<uint64_t> clock_{0}, catch_up_{0};
+  SettledClock settled_;
   std::atomic<bool> left_{false}, closed_{false};
   std::atomic<int64_t> told_ns_{0};
   std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0};
@@ -192,6 +202,22 @@ class Session : public std::enable_shared_from_this<Session> {
   std::mutex clock_mutex_, order_mutex_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Progress>> progress_;
+};
+
+// A request that changes shards, from before it finds its iteration until it is answered.
+class Unsettled {
+ public:
+  explicit Unsettled(Session& session) : settled_(&session.settled_), began_(settled_->begin(session.clock_)) {}
+  Unsettled(Unsettled&& other) noexcept : settled_(std::exchange(other.settled_, nullptr)), began_(other.began_) {}
+  Unsettled(const Unsettled&) = delete;
+  Unsettled& operator=(const Unsettled&) = delete;
+  ~Unsettled() {
+    if (settled_ != nullptr) settled_->end(began_);
+  }
+
+ private:
+  SettledClock* settled_;
+  uint64_t began_;
 };
 
 }  // namespace windlass

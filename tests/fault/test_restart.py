@@ -167,9 +167,11 @@ def test_what_is_leased_goes_on_where_it_was_and_every_sample_is_seen(tmp_path: 
         w = one.tensor("w", (4,), rule=wl.Sum(), sync="bsp")
         for at, samples in enumerate(one.lease(400, 10)):
             seen.update(samples.tolist())
-            w.push(np.ones(4, np.float32))
+            pushed = w.push(np.ones(4, np.float32))
             one.tick()
+            pushed.wait()  # what has no answer is not done
             if at == 24:
+                until(lambda: cluster.status()["leases"][0]["samples_done"] > 0, "some of it is reported", PATIENCE_S)
                 one.save().wait(PATIENCE_S)
                 break
     before = set(seen)

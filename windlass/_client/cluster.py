@@ -326,7 +326,8 @@ class Cluster:
 
         ``for epoch in range(3): for indices in lease: ...`` gives int64 arrays of at most `batch_size` sample numbers.
         If a worker dies, others get what it has not done; they also get what a slow worker has not begun. A lease is
-        done when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push).
+        done when the iteration that used its last batch is closed (``tick()``, ``step()``, or the next push) and the
+        servers have answered everything that was pushed in it.
 
         name: workers that use the same name share the samples; all terms must be the same.
         epochs: how often to go through the data. shuffle, seed: every epoch has an order of its own.

@@ -267,7 +267,7 @@ def join(
     links.set_stall(welcome.failure_timeout)
     links.set_catalogue(attendance.catalogue)
     engine = _core.Engine.on(links, arena_of)
-    dialer = Dialer(links, servers, scheduled.token, welcome.failure_timeout, scheduled.transport)
+    dialer = Dialer(links, servers, scheduled.token, None, scheduled.transport)  # who is lost is the scheduler's to say
     try:
         attendance.link(links, dialer)
         links.wait_ready(max(0.0, deadline - time.monotonic()))

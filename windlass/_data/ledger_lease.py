@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PAUSE_SECONDS = (0.01, 0.25)  # between questions that are not urgent: at least, and at most
 _PAUSE_FACTOR = 50  # and this many times the duration of a question
 _GOODBYE_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0  # to wait for answers where nothing is left to draw; then the ledger is asked all the same
 _FOREVER_SECONDS = 1e6
 _LEAST = 2  # ranges to hold
 
@@ -93,7 +94,7 @@ class LedgerLease(Lease):
 
     @property
     def samples_done(self) -> int:
-        """Samples that this worker was given and whose iterations it has closed, in all epochs."""
+        """Samples that this worker was given and whose iterations are closed and answered, in all epochs."""
         with self._changed:
             self._settle()
             return self._holding.samples_done
@@ -119,6 +120,7 @@ class LedgerLease(Lease):
             self._drawn.clear()
 
     def _draw(self) -> Indices | None:
+        waited = False
         while True:
             with self._changed:
                 self._check()
@@ -129,9 +131,12 @@ class LedgerLease(Lease):
                 if batch is not None:
                     self._drawn.append(batch)
                     break
-                unclosed = bool(self._used) and not self._drawn
-            if unclosed:  # the loop has used everything, whether it pushed anything or not
-                self._cluster.tick()
+                unanswered = self._used[-1][0] if self._used and not self._drawn else None
+            if unanswered is not None and not waited:  # the loop has used everything, whether it pushed anything or not
+                if unanswered >= self._cluster.clock:
+                    self._cluster.tick()
+                self._cluster._session.await_settled(unanswered + 1, _ANSWER_SECONDS)
+                waited = True
                 continue
             with self._changed:
                 if not self._fetch():
@@ -151,8 +156,11 @@ class LedgerLease(Lease):
                 self._used.append((self._cluster.clock, batch.key))
 
     def _settle(self) -> None:
-        """Ranges whose last batch was used in an iteration that is closed are done."""
-        clock = self._cluster.clock
+        """Ranges are done whose last batch was used in an iteration that is closed, with all its pushes answered.
+
+        A worker that is killed before would take them with it.
+        """
+        clock = self._cluster._session.settled_clock
         while self._used and self._used[0][0] < clock:
             self._holding.done(self._used.popleft()[1])
 
@@ -237,15 +245,18 @@ class LedgerLease(Lease):
             return self._holding.question(number)
 
     def _close(self, timeout: float, *, failed: bool) -> None:
+        # A regular end closes the iteration. Inside the process whatever was pushed ends with us, or not at all.
+        settled = not failed and (
+            self._source.is_near or self._cluster._session.await_settled(self._cluster.clock + 1, timeout)
+        )
         with self._changed:
             if self._over:
                 return
             self._over = True
-            if failed:
+            if not settled:
                 self._settle()
-            else:  # a regular end closes the iteration
-                while self._used:
-                    self._holding.done(self._used.popleft()[1])
+            while settled and self._used:
+                self._holding.done(self._used.popleft()[1])
             self._changed.notify_all()
         if self._holding.has_reports and self._error is None:
             with contextlib.suppress(WindlassError):  # what the ledger does not hear of, another worker does again

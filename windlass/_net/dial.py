@@ -2,11 +2,13 @@
 
 The native links say which lane of which server wants a connection; a thread here dials, proves that it knows the token,
 and hands the socket over. It gives up a server that stays out of reach for `failure_timeout` seconds: requests on their
-way there fail with ServerLost.
+way there fail with ServerLost. Where a scheduler says who is lost (`failure_timeout=None`) it never does: the server
+may be there for others, or somebody else may listen at its address for a while.
 """
 
 import atexit
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -26,6 +28,10 @@ _PAUSE_SECONDS = (0.005, 0.2)  # between attempts: the first, and the most it gr
 _dialers: "weakref.WeakSet[Dialer]" = weakref.WeakSet()
 
 
+class _NotHere(InvalidArgument):
+    """What the caller asked for cannot be, however often it is tried."""
+
+
 @owns_native("_links")
 class Dialer:
     """The thread that dials for one set of links. It ends when the links do."""
@@ -35,7 +41,7 @@ class Dialer:
         links: _core.Links,
         servers: list[Address],
         token: bytes,
-        failure_timeout: float,
+        failure_timeout: float | None,
         transport: str = "socket",
     ) -> None:
         self._links = links
@@ -92,21 +98,24 @@ class Dialer:
         if server in self._lost:
             return True
         address = self._servers[server]
-        left = begun + self._failure_timeout - time.monotonic()
-        deadline = time.monotonic() + min(_ATTEMPT_SECONDS, max(left, 0.01))
+        patience = math.inf if self._failure_timeout is None else self._failure_timeout
+        deadline = time.monotonic() + min(_ATTEMPT_SECONDS, max(begun + patience - time.monotonic(), 0.01))
         try:
             with self._turn(server, deadline):
                 sock, self._keys[server], door = self._meet(address, self._keys[server], deadline)
                 if door != NO_DOOR and self._transport != "socket":
                     sock = self._by_side_door(sock, door, self._keys[server], deadline)
             self._links.attach(server, lane, sock.detach())
-        except (AccessDenied, ProtocolError, InvalidArgument) as error:
-            self._give_up(server, error)
+        except _NotHere as error:
+            self._give_up(server, InvalidArgument(str(error)))
         except WindlassError as error:
+            if isinstance(error, (AccessDenied, ProtocolError, InvalidArgument)) and patience < math.inf:
+                self._give_up(server, error)
+                return True
             self._links.trouble(server, str(error))
-            if time.monotonic() - begun < self._failure_timeout:
+            if time.monotonic() - begun < patience:
                 return False
-            message = f"{address} has been out of reach for {self._failure_timeout:g} s: {error}"
+            message = f"{address} has been out of reach for {patience:g} s: {error}"
             self._give_up(server, ServerLost(message))
         return True
 
@@ -132,7 +141,7 @@ class Dialer:
             if self._transport != "arena":
                 return sock
             with sock:
-                raise InvalidArgument(f'transport="arena": {peer_of(sock)} is not on this host: {error}') from error
+                raise _NotHere(f'transport="arena": {peer_of(sock)} is not on this host: {error}') from error
         sock.close()
         return beside
 

@@ -141,8 +141,7 @@ void Lane::fail() {
     std::scoped_lock lock(receiving_, mutex_);
     ended.swap(ended_by_failure_);
     outbox_.each([&](uint64_t, const Ref<Trip>& trip) {
-      take_moved(trip, &redirected);
-      if (trip->unanswered != 0 && trip->status.ok()) trip->status = failed_;
+      give_up(trip, failed_, &redirected);
       unanswered.push_back(trip);
     });
   }
@@ -169,15 +168,23 @@ void Lane::release_moved() {
 // Redirects parts of a trip whose shards are on another server by now; the trip is not being sent.
 void Lane::take_moved(const Ref<Trip>& trip, std::vector<Ref<Trip>>* redirected) {
   for (Trip::Part& part : trip->parts) {
-    uint32_t shard = 0;
-    Owners* const owners = part.answered ? nullptr : trip->payload->owners(part.part, &shard);
-    if (owners == nullptr) continue;
-    const Owners::At at = owners->of(shard);
-    if (at.server == server_ || at.term <= part.term) continue;
-    redirected->push_back(trip->redirect(part, server_));
+    if (part.answered || !trip->has_moved(part, server_)) continue;
+    redirected->push_back(trip->redirect(part, server_, trip->begun));
     part.answered = true;
     --trip->unanswered;
   }
+}
+
+// Of a trip to a server that is given up, redirects what goes on elsewhere; the rest ends with this status, unless
+// nobody misses the answer.
+void Lane::give_up(const Ref<Trip>& trip, const Status& status, std::vector<Ref<Trip>>* redirected) {
+  take_moved(trip, redirected);
+  for (Trip::Part& part : trip->parts) {
+    if (part.answered || status.code() != Code::kServerLost || !Trip::is_moot(part)) continue;
+    part.answered = true;
+    --trip->unanswered;
+  }
+  if (trip->unanswered != 0 && trip->status.ok()) trip->status = status;
 }
 
 void Lane::break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {

@@ -162,6 +162,7 @@ class Lane {
   // With both locks.
   void disconnect(std::vector<Ref<Trip>>* ended);
   void take_moved(const Ref<Trip>& trip, std::vector<Ref<Trip>>* redirected);
+  void give_up(const Ref<Trip>& trip, const Status& status, std::vector<Ref<Trip>>* redirected);
   // With neither lock, or with receiving_. A trip that is being sent again ends later: its numbers are needed until
   // then.
   void finish(const Ref<Trip>& trip);

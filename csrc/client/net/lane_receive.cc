@@ -301,14 +301,16 @@ bool Lane::answer_part(Trip::Part* part, Code code, const PartAnswer& answer, co
 }
 
 // Redirects a part whose shard is elsewhere or has another term. A server that does not know the object may be one that
-// the shard is still on its way to. False if the part must not be redirected.
+// the shard is still on its way to. False if the part must not be redirected. Who refuses a part has not done it,
+// unless it was sent before: the shard may have moved with it.
 bool Lane::follow(const Trip::Part& part, Code code, const PartAnswer& answer) {
   uint32_t shard = 0;
   Owners* const owners = in_trip_->payload->owners(part.part, &shard);
   if (owners == nullptr || (code == Code::kNotFound && !owners->has_moved(shard))) return false;
   if (code == Code::kStaleMap && answer.value < links_.servers().size())
     owners->learn(shard, {static_cast<uint32_t>(answer.value), answer.term});
-  redirected_.push_back(in_trip_->redirect(part, server_));
+  std::lock_guard lock(mutex_);
+  redirected_.push_back(in_trip_->redirect(part, server_, in_trip_->repeated));
   return true;
 }
 
@@ -322,7 +324,7 @@ bool Lane::welcomed(Code code, const std::string& said) {
   }
   if (code == Code::kResourceExhausted && was_ready_) {  // who was here before waits until there is room again
     complaint_ = "it said: " + wire::printable(said);
-    links_.rest_before_dial();
+    links_.rest_before_dial(server_);
     return false;
   }
   if (code != Code::kOk) {
@@ -332,6 +334,7 @@ bool Lane::welcomed(Code code, const std::string& said) {
     if (status.ok()) status = links_.welcomed(server_, welcome);
   }
   if (!status.ok()) {
+    if (links_.may_come_back(status)) links_.rest_before_dial(server_);
     refusal_ = status;
     complaint_ = status.message();
     return false;

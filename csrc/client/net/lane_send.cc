@@ -54,6 +54,8 @@ std::string Lane::frame_of(wire::Header header, const std::string* body) {
   return frame;
 }
 
+// A request may have been planned before its server was lost. Its caller may hold locks, so that parts which are
+// elsewhere by now are sent on by the thread of Links.
 void Lane::submit(const Ref<Trip>& trip) {
   Status failed;
   {
@@ -61,9 +63,12 @@ void Lane::submit(const Ref<Trip>& trip) {
     failed = failed_;
     if (failed.ok()) outbox_.add(trip->header.request, trip, trip->header.priority);
   }
-  if (!failed.ok()) {
-    trip->status = failed;
-    conclude(trip);
+  if (failed.ok()) return;
+  std::vector<Ref<Trip>> redirected;
+  give_up(trip, failed, &redirected);
+  conclude(trip);
+  for (const Ref<Trip>& r : redirected) {
+    if (!links_.rest(r, 0)) RemoteRoute::end_redirected(r, failed);
   }
 }
 
@@ -256,6 +261,7 @@ void Lane::begin_frame(const Ref<Trip>& trip) {
   trip->leaving = true;
   in_frame_ = true;
   next_block_ = 0;
+  trip->repeated = trip->repeated || trip->begun;
   trip->begun = true;
   trip->sent_ns = 0;
   frame_blocks_.clear();

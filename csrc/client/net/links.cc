@@ -11,7 +11,7 @@ namespace windlass {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
-constexpr int64_t kNoRoomNs = 100 * kMs;  // then a server that had no room for a connection is asked again
+constexpr int64_t kNotYetNs = 100 * kMs;  // then a server that had no room for a connection is asked again
 constexpr int64_t kIdleNs = 1000 * kMs;   // how often the thread wakes up when nothing is under way
 
 }  // namespace
@@ -153,7 +153,11 @@ Lane& Links::submit_redirected(const Ref<Trip>& trip, uint32_t server) {
 bool Links::rest(const Ref<Trip>& trip) {
   constexpr int64_t kRestNs = 2 * kMs;
   constexpr uint32_t kDoublings = 5;
-  const int64_t due_ns = os::now_ns() + (kRestNs << std::min(trip->detours, kDoublings));
+  return rest(trip, kRestNs << std::min(trip->detours, kDoublings));
+}
+
+bool Links::rest(const Ref<Trip>& trip, int64_t ns) {
+  const int64_t due_ns = os::now_ns() + ns;
   {
     std::lock_guard lock(resting_mutex_);
     if (!rests_) return false;
@@ -196,24 +200,34 @@ void Links::want_dial(const Lane& lane, const std::string& why) {
   dial_wanted_.notify_all();
 }
 
-void Links::rest_before_dial() {
+void Links::rest_before_dial(uint32_t server) {
   std::lock_guard lock(dial_mutex_);
-  dial_after_ns_ = os::now_ns() + kNoRoomNs;
+  peers_[server].dial_after_ns = os::now_ns() + kNotYetNs;
 }
 
 bool Links::need_dial(Wanted* wanted) {
   for (;;) {
     {
       std::unique_lock lock(dial_mutex_);
-      dial_wanted_.wait(lock, [this] { return stopped_ || !wanted_.empty(); });
-      const std::chrono::nanoseconds pause(dial_after_ns_ - os::now_ns());
-      if (pause.count() > 0) dial_wanted_.wait_for(lock, pause, [this] { return stopped_.load(); });
-      if (stopped_) return false;
-      *wanted = wanted_.front();
-      wanted_.pop_front();
+      for (;;) {
+        if (stopped_) return false;
+        const int64_t now = os::now_ns();
+        int64_t next = limits::kNoDeadline;
+        const auto due = std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& w) {
+          next = std::min(next, peers_[w.server].dial_after_ns);
+          return peers_[w.server].dial_after_ns <= now;
+        });
+        if (due != wanted_.end()) {
+          *wanted = *due;
+          wanted_.erase(due);
+          break;
+        }
+        wanted_.empty() ? dial_wanted_.wait(lock)
+                        : void(dial_wanted_.wait_for(lock, std::chrono::nanoseconds(next - now)));
+      }
     }
     const Status refusal = lane(wanted->server, wanted->lane).refusal();
-    if (refusal.ok()) return true;
+    if (refusal.ok() || may_come_back(refusal)) return true;
     lost(wanted->server, refusal);
   }
 }
@@ -271,6 +285,13 @@ void Links::trip_over(uint32_t server, bool patient) {
   if (peers_[server].under_way.fetch_sub(1, std::memory_order_seq_cst) == limits::kWindowMax) changed();
 }
 
+bool Links::all_lost() {
+  for (uint32_t server = 0; server < servers_.size(); ++server) {
+    if (lost(server).ok()) return false;
+  }
+  return true;
+}
+
 Status Links::wait_ready(int64_t deadline_ns) {
   waiters_.fetch_add(1, std::memory_order_seq_cst);
   Status status;
@@ -278,9 +299,10 @@ Status Links::wait_ready(int64_t deadline_ns) {
     const uint32_t seen = changes_.load(std::memory_order_seq_cst);
     const Lane* missing = nullptr;
     for (const auto& lane : lanes_) {
+      const Status gone = lost(lane->server());
+      if (gone.code() == Code::kServerLost && cluster_ != 0 && !all_lost()) continue;
       if (!lane->ready()) missing = lane.get();
-      std::lock_guard lock(peers_[lane->server()].mutex);
-      if (status.ok()) status = peers_[lane->server()].lost;
+      if (status.ok()) status = gone;
     }
     if (missing == nullptr || !status.ok()) break;
     const int64_t left = deadline_ns - os::now_ns();
@@ -294,7 +316,8 @@ Status Links::wait_ready(int64_t deadline_ns) {
   return status;
 }
 
-Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient) {
+Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient,
+                      const std::function<bool(uint32_t server)>& without) {
   std::sort(servers.begin(), servers.end());  // in a fixed order, or two callers could deadlock
   Status status;
   size_t done = 0;
@@ -302,10 +325,8 @@ Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, in
     Peer& peer = peers_[servers[done]];
     for (;;) {
       const uint32_t seen = changes_.load(std::memory_order_seq_cst);
-      {
-        std::lock_guard lock(peer.mutex);
-        status = peer.lost;
-      }
+      status = lost(servers[done]);
+      if (status.code() == Code::kServerLost && without(servers[done]) && !all_lost()) status = Status();
       if (status.ok() && stopped_) status = Status(Code::kClosed, "the cluster has been closed");
       if (!status.ok()) break;
       if (patient) {

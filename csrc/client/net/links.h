@@ -1,7 +1,9 @@
 // Links: a client's connections to its servers, and the thread that receives when no caller does.
 //
 // Python makes the connections, since it knows the token: need_dial() tells it which are wanted, attach() takes them. A
-// server that stays out of reach, or comes back without its shards, is lost, and so is everything on its way there.
+// server that stays out of reach, or comes back without its shards, is lost, and so is everything on its way there. In
+// a cluster with a scheduler only that says who is lost, once it knows who has the shards now: until then such a
+// server, or a stranger at its address, is out of reach, and requests to it wait as long as their callers do.
 //
 // Thread safety: every method from any thread.
 #pragma once
@@ -41,6 +43,8 @@ class Links : public std::enable_shared_from_this<Links> {
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
   bool may_grow() const { return cluster_ != 0; }  // a scheduler may add workers to an app that has started
+  // Whether a server that refuses us so may be there again later: a scheduler would say if it was not.
+  bool may_come_back(const Status& refusal) const { return cluster_ != 0 && refusal.code() != Code::kClosed; }
 
   // For Python: waits for the next connection that is wanted. False if the links are closed.
   struct Wanted {
@@ -49,7 +53,7 @@ class Links : public std::enable_shared_from_this<Links> {
   };
   bool need_dial(Wanted* wanted);
   void attach(const Wanted& which, int fd) { lane(which.server, which.lane).attach(fd); }
-  void rest_before_dial();  // a server has no room for a connection: need_dial() waits for a moment
+  void rest_before_dial(uint32_t server);  // it has no room, or is not the one we knew: ask it again in a moment
   void lost(uint32_t server, const Status& status);
   // How long a server may acknowledge nothing before its connection counts as broken. Set before the first attach().
   void set_stall_ms(int ms) { stall_ms_ = ms; }
@@ -72,13 +76,21 @@ class Links : public std::enable_shared_from_this<Links> {
   void break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {
     for (const auto& lane : lanes_) lane->break_if_told(segments);
   }
-  // Waits until every lane is ready, or one server is lost.
+  // Waits until every lane is ready, or one server is lost. In a cluster with a scheduler those that it has given up do
+  // not count, unless they are all.
   Status wait_ready(int64_t deadline_ns);
+  // Why there is no use in asking a server any more; ok if there is.
+  Status lost(uint32_t server) {
+    std::lock_guard lock(peers_[server].mutex);
+    return peers_[server].lost;
+  }
 
   // To send trips: reserve() takes a place in each server's window, then submit() queues each trip, in order; somebody
   // will receive the answers. `patient`: pushes that are answered only when all workers have closed their iteration.
   // They have places of their own and wait for none, since they would fill the window until their caller goes on.
-  Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient = false);
+  // A lost server refuses the request, unless it can do `without` it; so do servers that are all lost.
+  Status reserve(std::vector<uint32_t> servers, const std::string& what, int64_t deadline_ns, bool patient,
+                 const std::function<bool(uint32_t server)>& without);
   Lane& submit(const Ref<Trip>& trip, uint32_t server);
   // Waits for work whose trips are on these lanes, and receives meanwhile if nobody else does; true if it is done. Also
   // returns when `sent_on` differs from `seen`: there are more lanes. patient: it waits for other workers.
@@ -93,6 +105,7 @@ class Links : public std::enable_shared_from_this<Links> {
   Lane& submit_redirected(const Ref<Trip>& trip, uint32_t server);
   // Lets a redirected trip go on a little later; false if the links are ending.
   bool rest(const Ref<Trip>& trip);
+  bool rest(const Ref<Trip>& trip, int64_t ns);
 
   // The state of a server's connections, for errors.
   std::string phase(uint32_t server);
@@ -127,11 +140,13 @@ class Links : public std::enable_shared_from_this<Links> {
     std::atomic<uint32_t> under_way{0}, patient{0};
     std::mutex mutex;
     Status lost;
-    std::string trouble;  // why the last connection broke
+    std::string trouble;        // why the last connection broke
+    int64_t dial_after_ns = 0;  // with dial_mutex_
   };
   void run();
   int64_t wake_rested(int64_t now_ns, bool all);
   void give_up(const std::vector<uint32_t>& servers, const Status& status);
+  bool all_lost();
   void lead(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
             uint32_t seen, bool patient);
 
@@ -173,7 +188,6 @@ class Links : public std::enable_shared_from_this<Links> {
   std::mutex dial_mutex_;
   std::condition_variable dial_wanted_;
   std::deque<Wanted> wanted_;
-  int64_t dial_after_ns_ = 0;
 };
 
 }  // namespace windlass

@@ -118,6 +118,79 @@ TEST(everything_under_way_ends_when_a_server_is_lost) {
   CHECK_OK(push_one(*small_one, 5));
 }
 
+// What nobody needs to tell a server that is gone is no error: neither under way nor later.
+TEST(who_has_lost_a_server_still_closes_iterations_enters_and_leaves) {
+  Hosts hosts(2);
+  Joined a(hosts, 0u, 2u), b(hosts, 1u, 2u);
+  TensorSpec spec = sums({100}, Dtype::kInt64);
+  spec.sync = Sync{Sync::kSsp, 3, 0};
+  const auto here = a.tensor("here", spec), gone = a.tensor("gone", spec), of_b = b.tensor("here", spec);
+  CHECK_EQ(here->map().runs[0].server, 0u);
+  CHECK_EQ(gone->map().runs[0].server, 1u);
+  CHECK_OK(push_one(*here, 1));
+  CHECK_OK(push_one(*gone, 1));
+  CHECK_OK(a.session->tick(soon()));
+  a.stop_dialing();
+  a.cut_all();
+  CHECK(eventually([&] { return !a.links->lane(0, 0).connected() && !a.links->lane(1, 0).connected(); }));
+  CHECK_OK(a.session->tick(soon()));  // on its way when the server is lost
+  a.links->lost(1, Status(Code::kServerLost, "it is dead"));
+  a.allow_dialing();
+  CHECK(a.session->await_closes(soon()));
+  CHECK_OK(a.session->take_unseen());
+  CHECK_OK(push_one(*here, 1));
+  CHECK_OK(a.session->tick(soon()));
+  CHECK(a.session->await_closes(soon()));
+  CHECK_OK(a.session->take_unseen());
+  CHECK_OK(a.session->enter(soon()));
+  CHECK_OK(b.session->tick(soon()));  // the other server has heard of all that
+  CHECK_OK(b.session->tick(soon()));
+  int64_t value = 0;
+  CHECK_OK(pull_one(*of_b, &value));
+  CHECK_EQ(value, 2);
+  CHECK_CODE(push_one(*gone, 1), Code::kServerLost);
+  CHECK_OK(a.session->leave(soon()));
+  for (int i = 0; i < 8; ++i) CHECK_OK(b.session->tick(soon()));  // further than if it waited for the first
+  CHECK_OK(pull_one(*of_b, &value));
+}
+
+TEST(who_has_lost_all_servers_is_told_by_the_next_tick) {
+  Hosts hosts(2);
+  Joined a(hosts, 0u, 2u);
+  CHECK(a.ready());
+  a.stop_dialing();
+  for (const uint32_t server : {0, 1}) a.links->lost(server, Status(Code::kServerLost, "it is dead"));
+  CHECK_CODE(a.session->tick(soon()), Code::kServerLost);
+  CHECK_CODE(a.session->enter(soon()), Code::kServerLost);
+  a.allow_dialing();
+}
+
+// A push that leaves its worker just before that ends is applied, whoever else is lost.
+TEST(who_leaves_waits_for_its_pushes_to_servers_that_are_there) {
+  Hosts hosts(2);
+  Joined a(hosts, 0u, 2u), b(hosts, 1u, 2u);
+  TensorSpec spec = sums({100}, Dtype::kInt64);
+  spec.sync = Sync{Sync::kBsp, 0, 0};
+  const auto here = a.tensor("here", spec), gone = a.tensor("gone", spec), of_b = b.tensor("here", spec);
+  a.links->lost(1, Status(Code::kServerLost, "it is dead"));
+  a.stop_dialing();
+  a.cut_all();
+  CHECK(eventually([&] { return !a.links->lane(0, 0).connected(); }));
+  std::vector<int64_t> g(100, 1);
+  const Array in = array_of(g.data(), {100});
+  Ref<TensorCall> call;
+  CHECK_OK(here->start(TensorRequest{.in = &in, .closes = true}, How::kFuture, &call, soon()));
+  std::thread leaves([&] { CHECK_OK(a.session->leave(soon())); });
+  usleep(50'000);
+  a.allow_dialing();
+  leaves.join();
+  CHECK_OK(b.session->tick(soon()));
+  CHECK_OK(call->wait(soon()));
+  int64_t value = 0;
+  CHECK_OK(pull_one(*of_b, &value));
+  CHECK_EQ(value, 1);
+}
+
 TEST(a_server_that_cannot_be_reached_is_lost_before_anything_was_sent) {
   Hosts hosts(1);
   CHECK_OK(hosts[0].close(soon()));  // adopt() refuses from now on, and the dialer gives up

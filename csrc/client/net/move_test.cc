@@ -241,6 +241,83 @@ TEST(what_waits_for_a_dead_server_goes_on_when_somebody_says_where_the_shard_is)
   }
 }
 
+// The user would push what was cancelled again, and it would count twice.
+TEST(a_push_that_a_lost_server_may_have_applied_cannot_be_taken_back) {
+  for (const bool refused : {false, true}) {  // its server is lost; or is back, and has the shard no more
+    std::atomic<bool> silent{false};
+    std::atomic<uint32_t> blocked{~0u};
+    Relay relay([&](Relay::Passing& passing, std::string frame) {
+      if (silent && passing.answer && test::op_of(frame) == wire::Op::kPush) return std::string();
+      if (passing.answer || test::op_of(frame) != wire::Op::kHello) return frame;
+      Hello hello;
+      CHECK_OK(decode(test::parsed(frame).parts[0].items, &hello));
+      return hello.index == blocked ? std::string() : frame;
+    });
+    Hosts hosts(2);
+    Joined worker(hosts, &relay);
+    const auto t = small(worker, "w");
+    CHECK_OK(push_one(*t, 1));
+    const uint32_t at = t->owners()->of(0).server, to = 1 - at, object = t->map().object;
+    silent = true;
+    Ref<TensorCall> call;
+    std::vector<int64_t> g(100, 1);
+    const Array in = array_of(g.data(), {100});
+    CHECK_OK(t->start(TensorRequest{.in = &in}, How::kFuture, &call, soon()));
+    Shard& shard = *hosts[at].find(object)->find(0);
+    CHECK(eventually([&] {
+      uint64_t version = 0;
+      with_turn(shard.turn, [&] { version = shard.version; });
+      return version == 2;
+    }));
+    worker.stop_dialing();
+    worker.cut_all();
+    CHECK(eventually([&] { return !worker.links->lane(at, 0).connected() && !worker.links->lane(to, 0).connected(); }));
+    silent = false;
+    CHECK_OK(move_shard(hosts[at], hosts[to], object, 0, to, 2));
+    if (refused) {
+      blocked = to;
+      worker.allow_dialing();
+      CHECK(eventually([&] { return t->owners()->of(0).server == to; }));
+    } else {
+      CHECK_OK(worker.links->moved(object, 0, to, 2));
+    }
+    CHECK(!call->take_back());
+    blocked = ~0u;
+    worker.allow_dialing();
+    CHECK_OK(call->wait(soon()));
+    CHECK_EQ(pull_one(*t), 2);
+  }
+}
+
+TEST(a_request_that_was_planned_for_a_server_before_it_was_lost_goes_to_the_new_one) {
+  for (const bool waits_for_room : {false, true}) {
+    Hosts hosts(2);
+    Joined worker(hosts);
+    const auto t = small(worker, "w");
+    CHECK_OK(push_one(*t, 1));
+    const uint32_t at = t->owners()->of(0).server, to = 1 - at, object = t->map().object;
+    CHECK_OK(move_shard(hosts[at], hosts[to], object, 0, to, 2));
+    worker.stop_dialing();
+    worker.cut_all();
+    CHECK(eventually([&] { return !worker.links->lane(at, 0).connected() && !worker.links->lane(to, 0).connected(); }));
+    std::vector<Ref<TensorCall>> calls(waits_for_room ? limits::kWindowMax : 0);
+    std::vector<int64_t> g(100, 1);
+    const Array in = array_of(g.data(), {100});
+    for (auto& call : calls) CHECK_OK(t->start(TensorRequest{.in = &in}, How::kFuture, &call, soon()));
+    std::unique_lock order(worker.session->order_mutex(), std::defer_lock);
+    if (!waits_for_room) order.lock();  // it has its plan and its place, and is not numbered yet
+    std::thread pushes([&] { CHECK_OK(push_one(*t, 1)); });
+    usleep(50'000);
+    CHECK_OK(worker.links->moved(object, 0, to, 2));
+    worker.links->lost(at, Status(Code::kServerLost, "it is dead"));
+    if (!waits_for_room) order.unlock();
+    worker.allow_dialing();
+    pushes.join();
+    for (auto& call : calls) CHECK_OK(call->wait(soon()));
+    CHECK_EQ(pull_one(*t), 2 + static_cast<int64_t>(calls.size()));
+  }
+}
+
 TEST(requests_that_are_given_up_while_their_shard_is_nowhere_end) {
   Hosts hosts(2);
   Joined worker(hosts);

@@ -117,6 +117,20 @@ void RemoteRoute::expect_redirected() {
   (void)future_.stay_open();  // the trip it comes from is not over
 }
 
+void RemoteRoute::end_redirected(const Ref<Trip>& trip, const Status& status) {
+  const Ref<Future> alive = std::move(trip->owner);
+  RemoteRoute& route = *trip->route;
+  route.between_.fetch_sub(1, std::memory_order_acq_rel);
+  route.over(status);
+}
+
+bool RemoteRoute::can_do_without(uint32_t server) const {
+  const auto it = std::find(servers_.begin(), servers_.end(), server);
+  const Trip& trip = *trips_[it - servers_.begin()];
+  return std::all_of(trip.parts.begin(), trip.parts.end(),
+                     [&](const Trip::Part& part) { return Trip::is_moot(part) || trip.has_moved(part, server); });
+}
+
 void RemoteRoute::go_on(const std::vector<Ref<Trip>>& redirected) {
   for (size_t i = 0, end = 0; i < redirected.size(); i = end) {
     for (end = i + 1; end < redirected.size() && redirected[end]->route == redirected[i]->route; ++end) {
@@ -154,6 +168,7 @@ void RemoteRoute::go_on(const Ref<Trip>* redirected, size_t n) {
           continue;
         }
         same->trip->parts.push_back(part);
+        same->trip->begun = same->trip->begun || trip->begun;
         ++same->trip->unanswered;
       }
       trip->owner = Ref<Future>();
@@ -257,7 +272,15 @@ void Trip::make_blocks() {
   }
 }
 
-Ref<Trip> Trip::redirect(const Part& part, uint32_t server) const {
+bool Trip::has_moved(const Part& part, uint32_t server) const {
+  uint32_t shard = 0;
+  const Owners* const owners = payload->owners(part.part, &shard);
+  if (owners == nullptr) return false;
+  const Owners::At at = owners->of(shard);
+  return at.server != server && at.term > part.term;
+}
+
+Ref<Trip> Trip::redirect(const Part& part, uint32_t server, bool begun) const {
   Ref<Trip> trip(new Trip(route, payload));
   trip->header = header;
   trip->object = object;
@@ -272,6 +295,7 @@ Ref<Trip> Trip::redirect(const Part& part, uint32_t server) const {
   trip->came_from = server;
   trip->detours = detours + 1;
   trip->patient = patient;
+  trip->begun = begun;
   route->expect_redirected();
   return trip;
 }

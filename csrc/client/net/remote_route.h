@@ -63,7 +63,8 @@ class RemoteRoute {
   void drop_empty();  // trips without parts
 
   Status reserve(const std::string& what, int64_t deadline_ns) {
-    return links_->reserve(servers_, what, deadline_ns, is_patient());
+    const auto without = [this](uint32_t server) { return can_do_without(server); };
+    return links_->reserve(servers_, what, deadline_ns, is_patient(), without);
   }
   // Under BSP: the weights travel with the hyperparameters.
   static void write_weights(const Batch& batch, Trip::Common* common);
@@ -112,6 +113,8 @@ class RemoteRoute {
   void expect_redirected();
   // Sends redirected parts on, those of one request that go to one server as one trip. Without locks.
   static void go_on(const std::vector<Ref<Trip>>& redirected);
+  // Ends a redirected part that can go nowhere any more.
+  static void end_redirected(const Ref<Trip>& trip, const Status& status);
 
  private:
   struct Redirected {
@@ -120,6 +123,8 @@ class RemoteRoute {
     Lane* lane;
   };
   void go_on(const Ref<Trip>* redirected, size_t n);
+  // Whether the request loses nothing if that server is gone: what was to go there goes elsewhere, or is moot.
+  bool can_do_without(uint32_t server) const;
   bool is_patient() const { return !trips_.empty() && trips_[0]->patient; }
   std::vector<Lane*> all_lanes() const;
 

@@ -76,8 +76,15 @@ class Trip : public Counted {
     for (uint32_t i = block.first; i < block.first + block.n; ++i) n += parts[i].answered ? 0 : 1;
     return n;
   }
-  // A new trip for a part that `server` refused, or does not answer.
-  Ref<Trip> redirect(const Part& part, uint32_t server) const;
+  // A new trip for a part that `server` refused, or does not answer. begun: that server may have done it all the same.
+  Ref<Trip> redirect(const Part& part, uint32_t server, bool begun) const;
+  // Whether the part's shard is on another server than this one by now, as far as the client knows.
+  bool has_moved(const Part& part, uint32_t server) const;
+  // Whether nobody misses the answer of a server that is gone: it has nothing to close, to let in or to forget.
+  static bool is_moot(const Part& part) {
+    const wire::Op op = part.common->op;
+    return op == wire::Op::kTick || op == wire::Op::kClose || op == wire::Op::kEnter || op == wire::Op::kDetach;
+  }
   void describe(const Part& p, bool shared, Parcel* to) const {
     if ((p.flags & wire::kEmpty) == 0) payload->describe(p.part, shared, to);
     to->flags |= p.flags;
@@ -96,7 +103,8 @@ class Trip : public Counted {
   int64_t deadline_ns = 0;
   uint64_t bytes = 0;                          // approximate: chooses the lane
   int64_t sent_ns = 0;                         // when the whole trip was last sent; 0: not yet
-  bool begun = false;                          // some of it may have been sent
+  bool begun = false;                          // some of it may have been sent, by this trip or the one before it
+  bool repeated = false;                       // it was sent again: a server may have done it when it refuses it
   bool leaving = false;                        // its frame is being sent
   bool ends_later = false;                     // its answer came while it was being sent again
   Status status;                               // the first refusal

@@ -102,6 +102,7 @@ Status Call::launch_remote(How how, int64_t deadline_ns) {
   expect(remote_->trips());
   {
     std::lock_guard lock(session_->order_mutex());
+    if (pushes()) unsettled_.emplace(*session_);
     begin_iteration();
     if (waits_for_update()) RemoteRoute::write_weights(batch_, remote_->common());
     remote_->number([this](Trip::Part* part) { number(part->part, part); });
@@ -118,6 +119,7 @@ Status Call::launch_local(How how, int64_t deadline_ns) {
   const bool copies = waits_for_update() && ordinary_ && how == How::kFuture;
   batch_.caller.rank = session_->rank_at_gates();
   if (waits_for_update() && ordinary_) WL_RETURN_IF_ERROR(stage(deadline_ns));
+  if (pushes()) unsettled_.emplace(*session_);
   begin_iteration();
   admitted();
   if (copies) local_.keep_all();
@@ -372,6 +374,7 @@ void Call::drop() { mark(kDropped, kFinished); }
 
 void Call::finished() {
   Engine& engine = session_->engine();
+  unsettled_.reset();
   engine.arena().end(lent_, n_lent_);
   batch_.arrays.memory.reset();  // a reference to this call
   if (status().ok()) count_pull();

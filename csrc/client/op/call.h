@@ -182,8 +182,9 @@ class Call : public Future, public Recycled, public Payload {
   const wire::Places* places_ = nullptr;  // of its arrays, if they are shared
   Range lent_[2];
   size_t n_lent_ = 0;
-  bool ordinary_ = false;                // some array is not registered
-  uint64_t bytes_ = 0;                   // of the larger array
+  bool ordinary_ = false;  // some array is not registered
+  uint64_t bytes_ = 0;     // of the larger array
+  std::optional<Unsettled> unsettled_;
   std::atomic<uint64_t> kept_bytes_{0};  // reserved with the engine
   uint64_t staged_bytes_ = 0;            // charged to the local server's staging quota
   std::atomic<bool> answers_{true};

@@ -114,6 +114,7 @@ Status StepCall::start(How how, int64_t deadline_ns) {
     return status;
   }
   const Ref<StepCall> self(this);
+  if (ends_) unsettled_.emplace(*session_);
   {
     std::lock_guard lock(session_->order_mutex());
     begin();
@@ -173,6 +174,7 @@ Status StepCall::named(const Status& s) const {
 }
 
 void StepCall::finished() {
+  unsettled_.reset();
   session_->engine().arena().end(lent_.data(), lent_.size());
   const Status s = status();
   if (ticks_ && s.ok()) session_->heard_open(open_, told_);

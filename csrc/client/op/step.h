@@ -18,7 +18,9 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/op/close.h"
@@ -36,6 +38,8 @@ class StepCall final : public Future, public Payload {
   void add(Ref<Call> member, Range in = {}, Range out = {});
   // Ends its worker's iteration once its members belong to it.
   void end_iteration() { ends_ = true; }
+  // It is a part of what this stands for, and settles it.
+  void settles(Unsettled unsettled) { unsettled_.emplace(std::move(unsettled)); }
   // Tells these servers that an iteration has ended; the members close what is open. open: the objects that the worker
   // has open.
   void tell(uint64_t clock, std::vector<uint32_t> open, std::vector<uint32_t> servers);
@@ -92,6 +96,7 @@ class StepCall final : public Future, public Payload {
   bool ticks_ = false;
   uint64_t clock_ = 0;
   std::vector<uint32_t> open_, told_;
+  std::optional<Unsettled> unsettled_;
   bool waited_for_ = false;
   std::atomic<bool> given_up_{false};
 };
