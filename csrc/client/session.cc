@@ -227,6 +227,7 @@ Session::Ended Session::end_iteration_locked() {
     if (p->owners != nullptr || p->object != nullptr)
       ended.open.push_back(p->owners != nullptr ? p->owners->object() : p->object->map().object);
     if (p->weight != 0) std::fill(p->weights.begin(), p->weights.end(), 0.0);
+    p->empty_weight = 0;
     // If the clock jumps, shards that this worker has closed already are closed up to there, too.
     ClosingShards open_shards{p, {}, {}, std::exchange(p->weight, 0.0)}, skipping{p, {}, {}, 0};
     for (uint32_t s = 0; s < p->closed.size(); ++s) {

@@ -55,9 +55,10 @@ struct Progress {
   const uint32_t number;         // the object's: after it was deleted, another may have its name
   std::vector<uint64_t> sent;    // the last sequence pushed to each shard; with its turn, or order_mutex()
   std::vector<uint64_t> closed;  // the clock up to which each shard is closed; with clock_mutex()
-  // Under BSP, the weight of the present iteration's pushes at each shard, and the largest of those; with
-  // clock_mutex().
+  // Under BSP, the weight of the present iteration's pushes at each shard, that of pushes to no shard, and the largest
+  // of those; with clock_mutex().
   std::vector<double> weights;
+  double empty_weight = 0;
   double weight = 0;
   Unseen unseen;
   std::atomic<bool> deleted{false};  // it has nothing left to close or to wait for

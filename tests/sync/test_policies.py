@@ -131,6 +131,44 @@ def test_bsp_divides_by_everybody_who_pushed_the_table_also_where_they_touched_n
     np.testing.assert_array_equal(first.pull([1, 1000, 1049]), [[-1, -1], [-2, -2], [-2, -2]])
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize("kind", ["table", "tensor", "in a step"])
+def test_a_push_of_nothing_counts_in_the_mean(crew: Crew, kind: str, weight: float) -> None:
+    """A worker whose batch had no ids: its gradient is 0, as that of DistributedDataParallel would be."""
+    grads = [np.full((2, 2), 4, np.float32), np.zeros((0, 2), np.float32)]
+    keys, weights = [[1, 3], []], [1.0, weight]
+
+    def push(rank: int) -> Any:
+        worker, mine = crew.workers[rank], {"weight": weights[rank]}
+        if kind == "tensor":
+            rows = worker.tensor("w", (4, 2), rule=wl.SGD(lr=1.0), sync="bsp")
+            rows[keys[rank]].push(grads[rank], **mine)
+            worker.tick()
+            return rows[[1, 3]].pull()
+        table = worker.table("t", 2, rule=wl.SGD(lr=1.0), sync="bsp")
+        if kind == "table":
+            table.push(keys[rank], grads[rank], **mine)
+            worker.tick()
+        else:
+            with worker.step() as step:
+                step.push(table, keys[rank], grads[rank], **mine)
+        return table.pull([1, 3])
+
+    seen = crew.at_once(push)[0]
+    np.testing.assert_array_equal(seen, np.full((2, 2), -4 / (1 + weight)))
+
+
+def test_a_push_of_nothing_counts_in_its_own_iteration_only(crew: Crew) -> None:
+    first, second = (w.table("t", 2, rule=wl.SGD(lr=1.0), sync="bsp") for w in crew.workers)
+    for weight, expected in ((1.0, -2), (None, -6)):
+        first.push([1], np.full((1, 2), 4, np.float32))
+        if weight is not None:
+            second.push([], np.zeros((0, 2), np.float32), weight=weight)
+        for worker in crew.workers:
+            worker.tick()
+        np.testing.assert_array_equal(first.pull([1]), [[expected, expected]])
+
+
 def test_bsp_spare_goes_on_without_the_slowest_and_drops_what_comes_late(cluster: wl.Cluster) -> None:
     crew = Crew(cluster, 3)
     fast, other, slow = crew.tensor(wl.BSP(spare=1), rule=wl.SGD(lr=1.0))

@@ -33,6 +33,8 @@ Iteration Handle::iteration_of_push(const std::vector<uint32_t>& shards, bool cl
   Progress& p = *progress_;
   const double others = p.weight;
   if (sync_.rounds()) {
+    if (shards.empty()) p.empty_weight += weight;
+    p.weight = std::max(p.weight, p.empty_weight);
     for (const uint32_t s : shards) p.weight = std::max(p.weight, p.weights[s] += weight);
   }
   return {clock, closes, weight, p.weight, others};
@@ -42,8 +44,10 @@ void Handle::uncount(const std::vector<uint32_t>& shards, const Iteration& itera
   std::lock_guard lock(session_->clock_mutex());
   if (!sync_.rounds() || session_->clock() != iteration.clock) return;
   Progress& p = *progress_;
+  if (shards.empty()) p.empty_weight -= iteration.weight;
   for (const uint32_t s : shards) p.weights[s] -= iteration.weight;
-  p.weight = p.weights.empty() ? 0 : *std::max_element(p.weights.begin(), p.weights.end());
+  p.weight = p.empty_weight;
+  for (const double at : p.weights) p.weight = std::max(p.weight, at);
 }
 
 std::vector<uint64_t> Handle::closed_beyond(const std::vector<uint32_t>& shards, uint64_t clock) const {

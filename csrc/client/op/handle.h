@@ -40,7 +40,8 @@ class Handle {
   // first. alone: it is a single request, after which the caller calls tell_rest().
   Status begin_push(const std::vector<uint32_t>& shards, int64_t deadline_ns, bool alone = false);
   // The iteration of a push, which counts from now on. With order_mutex() if the servers are elsewhere. Weights of
-  // pushes to the same shard add up; a push in pieces to several shards is one contribution to the object.
+  // pushes to the same shard add up; a push in pieces to several shards is one contribution to the object. A push of
+  // nothing (no keys, no rows) is a contribution, too: of zeros, whose weight counts in the mean.
   Iteration iteration_of_push(const std::vector<uint32_t>& shards, bool closes, double weight);
   // The whole push was taken back and does not count any more.
   void uncount(const std::vector<uint32_t>& shards, const Iteration& iteration);
