@@ -19,6 +19,7 @@ class Catalogue {
  public:
   // The first client sets the list of servers; a client with another list is refused.
   Status join(const std::vector<std::string>& servers);
+  bool agrees(const std::vector<std::string>& servers) const { return servers_.empty() || servers_ == servers; }
   // Without objects and clients: the next client sets another list. Numbers go on, above `highest`: other servers may
   // remember objects of those numbers as deleted.
   void disband(uint32_t highest);

@@ -12,6 +12,7 @@ namespace windlass {
 
 constexpr int kHeapBlockBytesMax = 512 << 10;
 constexpr std::chrono::seconds kSchedulerWait{1};  // for its word; then the client asks again
+constexpr std::chrono::seconds kLeavingWait{1};    // for clients that have gone and were not noticed yet
 
 Host::Host(int threads, uint64_t memory_bytes_max, uint64_t arena_bytes_max, uint64_t staging_bytes_max)
     : arena_bytes_max_(arena_bytes_max),
@@ -75,7 +76,7 @@ Status Host::close(int64_t deadline_ns) {
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
-    told_by_scheduler_.notify_all();
+    changed_.notify_all();
     for (const auto& [p, connection] : connections_) connection->shut_down();
   }
   for (;;) {
@@ -123,7 +124,7 @@ Status Host::welcome(const std::shared_ptr<Connection>& connection, const Hello&
 Status Host::await_view(const Hello& hello, uint64_t incarnation) {
   std::unique_lock lock(mutex_);
   bool given_up = false, known = false;
-  told_by_scheduler_.wait_for(lock, kSchedulerWait, [&] {
+  changed_.wait_for(lock, kSchedulerWait, [&] {
     const auto app = app_workers_.find(hello.app);
     given_up = app != app_workers_.end() && app->second->given_up(incarnation);
     known = app != app_workers_.end() && app->second->knows(hello.rank, incarnation);
@@ -142,7 +143,10 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
     return Status(Code::kInvalidArgument, "hello: world_size " + std::to_string(hello.world_size) + ", at most " +
                                               std::to_string(limits::kClientsMax) + " without a scheduler");
   }
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  // Who binds the server to another list may have gone, and its goodbye be still on the way.
+  if (!catalogue_.agrees(hello.servers) && server_.objects().empty() && catalogue_.empty())
+    changed_.wait_for(lock, kLeavingWait, [&] { return unused() || closed_; });
   const auto known = clients_.find(key);
   if (known == clients_.end() && hello.known == incarnation_) {
     return Status(Code::kServerLost, "the session was away for long and has been forgotten; connect() again");
@@ -253,7 +257,7 @@ void Host::set_view(const std::string& app, uint64_t number, const std::vector<W
   const bool changed = workers->set_view(number, members, waited);
   {
     std::lock_guard lock(mutex_);
-    told_by_scheduler_.notify_all();
+    changed_.notify_all();
   }
   if (changed) server_.tell_gates(workers);
 }
@@ -352,6 +356,7 @@ void Host::leave(const std::shared_ptr<ClientSession>& client) {
   std::lock_guard lock(mutex_);
   client->left_ns = os::now_ns();
   if (--client->connections != 0) return;
+  changed_.notify_all();
   client->arenas.clear();  // a client that comes back brings them again
   if (!client->over) return;
   free_numbers_.push_back(client->number);
@@ -378,7 +383,7 @@ void Host::know_object(const ObjectSpec& spec, const Map& map) {
   std::lock_guard lock(mutex_);
   told_of_[map.object] = {spec, map};
   newest_ = std::max(newest_, map.object);
-  told_by_scheduler_.notify_all();
+  changed_.notify_all();
 }
 
 void Host::forget_object(uint32_t object) {
@@ -392,14 +397,14 @@ void Host::forget_object(uint32_t object) {
   }
   server_.remove(gone.spec, object);
   std::lock_guard lock(mutex_);
-  told_by_scheduler_.notify_all();
+  changed_.notify_all();
 }
 
 // Numbers are the scheduler's to give, in ascending order. It tells the servers before the client that asked for the
 // object, but on other connections.
 Status Host::await_object(const ObjectSpec& spec, Map* map) {
   std::unique_lock lock(mutex_);
-  told_by_scheduler_.wait_for(lock, kSchedulerWait, [&] { return newest_ >= map->object || closed_; });
+  changed_.wait_for(lock, kSchedulerWait, [&] { return newest_ >= map->object || closed_; });
   const auto it = told_of_.find(map->object);
   const std::string what = "'" + spec.own_name() + "': object " + std::to_string(map->object);
   if (it == told_of_.end() && newest_ < map->object)
@@ -545,7 +550,7 @@ Status Host::remove(const ClientSession& client, const ObjectSpec& spec, uint32_
     std::unique_lock lock(mutex_);
     if (scheduled()) {
       const auto told = [&] { return closed_ || (newest_ >= object && !told_of_.contains(object)); };
-      if (!told_by_scheduler_.wait_for(lock, kSchedulerWait, told))
+      if (!changed_.wait_for(lock, kSchedulerWait, told))
         return Status(Code::kTimeout, "the scheduler has not told us that it is deleted");
     } else if (index_ == 0) {
       WL_RETURN_IF_ERROR(catalogue_.remove(spec, object));

@@ -192,8 +192,8 @@ class Host {
   std::mutex overdue_mutex_;
   std::map<std::pair<std::string, uint32_t>, int64_t> told_;  // when a worker's wait was last reported
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable told_by_scheduler_;
+  std::mutex mutex_;                 // guards what follows
+  std::condition_variable changed_;  // by what the scheduler told, or because a client has gone
   Catalogue catalogue_;
   uint32_t index_ = 0;                            // of this server in the list
   std::map<uint32_t, Catalogue::Entry> told_of_;  // objects that the scheduler has told of

@@ -446,6 +446,19 @@ TEST(lists_of_servers_must_agree) {
   CHECK_CODE(second.hello(hello_as(0, "app", {"x:1", "y:2"}, 0)), Code::kSpecMismatch);
 }
 
+// Its goodbye may still be on the way when somebody else says hello.
+TEST(a_client_that_is_about_to_be_gone_binds_nobody_to_its_list) {
+  Host host(1, kNoLimit);
+  auto leaving = std::make_unique<Peer>(Peer::greeted(host, "leaving", 0, hello_as(0, "app", {"x:1", "y:2"}, 0)));
+  std::thread goes([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    leaving.reset();
+  });
+  Peer next(host, "next");
+  CHECK_OK(next.hello(hello_as(0, "app", {"y:2", "x:1"}, 1)));
+  goes.join();
+}
+
 // One that was forgotten has records that nobody keeps any more: what it sends again could be applied twice.
 TEST(a_session_that_comes_back_must_be_known) {
   Fixture f;
