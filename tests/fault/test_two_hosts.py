@@ -202,19 +202,10 @@ def test_a_link_that_stays_down_is_an_error_that_says_who_is_out_of_reach(hosts:
     assert "shards were on server 1 and are lost" in hosts.said("scheduler")
     assert hosts.processes["server 0"].wait(PATIENCE_S) == 0
     # Whoever is cut off from it finds out alone, within the time that a step may take.
-    assert hosts.processes["worker 1"].wait(max(0.1, went + 8 - time.monotonic())) == 3
+    assert hosts.processes["worker 1"].wait(max(0.1, went + 10 - time.monotonic())) == 3
     raised = re.search(r"^raised (ServerLost|Timeout) push_pull of tensor 'witness': .*", hosts.said("worker 1"), re.M)
     assert raised is not None
     assert here in raised[0]
-
-
-def test_a_server_that_is_out_of_reach_is_given_up_before_the_step_times_out(hosts: Hosts):
-    hosts.start_all("--failure-timeout", "2", seconds=60.0)
-    hosts.until_both_step(10, 40)
-    here = (hosts.folder / "server-0").read_text().strip()
-    hosts.link("down")
-    assert hosts.processes["worker 1"].wait(PATIENCE_S) == 3
-    assert re.search(rf"^raised ServerLost .*{here} has been out of reach", hosts.said("worker 1"), re.MULTILINE)
 
 
 def test_who_was_given_up_ends_when_it_can_reach_the_scheduler_again(hosts: Hosts):

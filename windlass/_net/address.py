@@ -5,7 +5,9 @@ import dataclasses
 import ipaddress
 import re
 import socket
+import threading
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from windlass._errors import InvalidArgument, ServerLost, Timeout
@@ -14,6 +16,7 @@ _EXPECTED = "expected tcp://HOST:PORT, tcp://[IPV6]:PORT or unix://@NAME"
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*\.?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _NAME_BYTES_MAX = 107  # what the kernel's sockaddr_un holds behind the leading NUL
+_JOIN_SECONDS = 0.005
 _WAIT_SECONDS_MAX = 86400.0  # infinity is no timeout that a socket takes
 _LOOPBACK_WINDOW_BYTES = 4 << 20
 
@@ -127,15 +130,43 @@ def why(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def dial(address: Address, deadline: float) -> socket.socket:
-    """A blocking socket that is connected to the server. `deadline`: a time of ``time.monotonic()``."""
+class Attempts:
+    """Connections that threads are making, so that another thread can end their wait for a host that says nothing."""
+
+    def __init__(self) -> None:
+        self._under_way: set[socket.socket] = set()
+
+    def add(self, sock: socket.socket) -> None:
+        """It is about to be connected."""
+        self._under_way.add(sock)
+
+    def discard(self, sock: socket.socket) -> None:
+        """It is made, or has failed."""
+        self._under_way.discard(sock)
+
+    def end(self, threads: Iterable[threading.Thread], deadline: float) -> None:
+        """Waits for threads that make no further attempts once the present one has failed, and lets that one fail."""
+        others = [thread for thread in threads if thread is not threading.current_thread()]
+        while any(thread.is_alive() for thread in others) and time.monotonic() < deadline:
+            for sock in list(self._under_way):
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            for thread in others:
+                thread.join(_JOIN_SECONDS)
+
+
+def dial(address: Address, deadline: float, attempts: Attempts | None = None) -> socket.socket:
+    """A blocking socket that is connected to the server. `deadline`: a time of ``time.monotonic()``.
+
+    attempts: has the socket from before it is connected until the caller takes it out.
+    """
     if address.kind == "tcp" and address.port == 0:
         raise InvalidArgument(f"connect to {address}: port 0 is for listening; expected the one the server printed")
     error: OSError = OSError("there is no such address")
     try:
         for family, target in _resolve(address):
             try:
-                return _connected(family, target, deadline)
+                return _connected(family, target, deadline, Attempts() if attempts is None else attempts)
             except OSError as e:
                 error = e
     except OSError as e:  # of the resolver
@@ -145,8 +176,9 @@ def dial(address: Address, deadline: float) -> socket.socket:
     raise ServerLost(f"connect to {address}: {why(error)}") from error
 
 
-def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> socket.socket:
+def _connected(family: socket.AddressFamily, target: Any, deadline: float, attempts: Attempts) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    attempts.add(sock)
     try:
         _suit_loopback(sock, target)
         while True:
@@ -163,6 +195,7 @@ def _connected(family: socket.AddressFamily, target: Any, deadline: float) -> so
         sock.settimeout(None)
         return sock
     except BaseException:
+        attempts.discard(sock)
         sock.close()
         raise
 

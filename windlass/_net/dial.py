@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from windlass import _core
 from windlass._errors import ERRORS, AccessDenied, InvalidArgument, ProtocolError, ServerLost, Timeout, WindlassError
-from windlass._net.address import Address, dial, peer_of
+from windlass._net.address import Address, Attempts, dial, peer_of
 from windlass._net.handshake import NO_DOOR, greet, side_door
 from windlass._release import owns_native
 
@@ -52,7 +52,7 @@ class Dialer:
         self._keys: list[bytes | None] = [None] * len(servers)  # of the session at each server
         self._locks = [threading.Lock() for _ in servers]
         self._closed = threading.Event()
-        self._dialing: set[socket.socket] = set()
+        self._attempts = Attempts()
         self._process = os.getpid()
         self._lost: set[int] = set()  # servers that were given up
         self._insisting: set[threading.Thread] = set()
@@ -67,13 +67,7 @@ class Dialer:
     def close(self) -> None:
         """Ends the thread. Stop the links first."""
         self._closed.set()
-        for sock in list(self._dialing):  # ends the wait for a server that says nothing
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in (self._thread, *list(self._insisting)):
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0.0))
+        self._attempts.end((self._thread, *list(self._insisting)), time.monotonic() + _CLOSE_SECONDS)
 
     def _run(self) -> None:
         while (wanted := self._links.need_dial()) is not None:
@@ -121,8 +115,7 @@ class Dialer:
 
     def _meet(self, address: Address, key: bytes | None, deadline: float) -> tuple[socket.socket, bytes, bytes]:
         """A connection that the server let in, the session's key, and the server's side door."""
-        sock = dial(address, deadline)
-        self._dialing.add(sock)
+        sock = dial(address, deadline, self._attempts)
         try:
             if self._closed.is_set():
                 raise ServerLost(f"connect to {address}: the cluster has been closed")
@@ -131,7 +124,7 @@ class Dialer:
             sock.close()
             raise
         finally:
-            self._dialing.discard(sock)
+            self._attempts.discard(sock)
 
     def _by_side_door(self, sock: socket.socket, door: bytes, key: bytes | None, deadline: float) -> socket.socket:
         """A connection by the side door instead, if it is on this host and open to us."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from windlass import _core, _errors
 from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
-from windlass._net.address import Address, why
+from windlass._net.address import Address, Attempts, why
 from windlass._release import owns_native
 from windlass.control import messages as m
 from windlass.control.auth import REFUSAL, check_confirm, make_answer
@@ -43,9 +43,11 @@ def error_of(name: str, text: str) -> WindlassError:
     return kind(text) if isinstance(kind, type) and issubclass(kind, WindlassError) else WindlassError(text)
 
 
-def connect(address: Address, path: str, token: bytes, deadline: float, tls: ssl.SSLContext | None) -> WebSocket:
+def connect(
+    address: Address, path: str, token: bytes, deadline: float, tls: ssl.SSLContext | None, attempts: Attempts
+) -> WebSocket:
     """A connection both of whose ends have proved that they know the token."""
-    ws = WebSocket.open(address, path, deadline, tls)
+    ws = WebSocket.open(address, path, deadline, tls, attempts)
     try:
         challenge = ws.receive(deadline)
         answer = make_answer(token, challenge)
@@ -105,6 +107,7 @@ class Member:
         self.beating = threading.Event()  # since the first heartbeat
         self._reported: m.Message | None = None
         self._threads: list[threading.Thread] = []
+        self._attempts = Attempts()  # of the threads
         _members.add(self)
 
     @property
@@ -138,7 +141,7 @@ class Member:
         return self.welcome
 
     def _greet(self, deadline: float) -> WebSocket:
-        ws = connect(self.address, "/control", self._token, deadline, self._tls)
+        ws = connect(self.address, "/control", self._token, deadline, self._tls, self._attempts)
         try:
             ws.send(m.encode(self.join))
             match first := m.read_scheduler(ws.receive(deadline)):
@@ -286,7 +289,9 @@ class Member:
         while not self._closed.is_set():
             begun = time.monotonic()
             with contextlib.suppress(WindlassError, OSError):
-                self._beat_over(connect(self.address, "/heartbeat", self._token, begun + _ATTEMPT_SECONDS, self._tls))
+                deadline = begun + _ATTEMPT_SECONDS
+                ws = connect(self.address, "/heartbeat", self._token, deadline, self._tls, self._attempts)
+                self._beat_over(ws)
             if time.monotonic() - begun > _REPORT_SECONDS:
                 pause = _PAUSE_SECONDS[0]
             elif not self._closed.wait(pause):
@@ -336,9 +341,7 @@ class Member:
         self._stop_beating()
         if (ws := self._ws) is not None:
             ws.close()
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self._attempts.end(self._threads, time.monotonic() + _CLOSE_SECONDS)
         self._beat = None
 
 

@@ -15,7 +15,7 @@ import struct
 import threading
 
 from windlass._errors import AccessDenied, ProtocolError, ServerLost, Timeout
-from windlass._net.address import Address, dial, seconds_left, why
+from windlass._net.address import Address, Attempts, dial, seconds_left, why
 from windlass.control.messages import MESSAGE_BYTES_MAX
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -49,9 +49,17 @@ class WebSocket:
         self._sending = threading.Lock()
 
     @classmethod
-    def open(cls, address: Address, path: str, deadline: float, tls: ssl.SSLContext | None = None) -> "WebSocket":
+    def open(
+        cls,
+        address: Address,
+        path: str,
+        deadline: float,
+        tls: ssl.SSLContext | None = None,
+        attempts: Attempts | None = None,
+    ) -> "WebSocket":
         """Connects. Raises ServerLost, Timeout or ProtocolError."""
-        sock = dial(address, deadline)
+        attempts = Attempts() if attempts is None else attempts
+        dialed = sock = dial(address, deadline, attempts)
         try:
             sock.settimeout(seconds_left(deadline))
             if tls is not None:
@@ -72,6 +80,8 @@ class WebSocket:
         except BaseException:
             sock.close()
             raise
+        finally:
+            attempts.discard(dialed)
 
     def _upgrade(self, path: str, deadline: float) -> None:
         key = base64.b64encode(secrets.token_bytes(16))
