@@ -232,6 +232,11 @@ class Engine:
 
     def registered(self, array: Annotated[NDArray, dict(device='cpu', writable=False)]) -> bool: ...
 
+    def renewals(self) -> int:
+        """
+        How often registered arrays have got fresh pages under their addresses; waits for those that are getting them.
+        """
+
     def wait_returned(self, array: Annotated[NDArray, dict(device='cpu', writable=False)], timeout: float) -> bool:
         """Until no request uses the array; False when the time is up."""
 

@@ -202,6 +202,10 @@ void bind_engine(nb::module_& m) {
           },
           nb::arg("array"))
       .def(
+          "renewals", [](Engine& e) { return e.arena().renewals(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "How often registered arrays have got fresh pages under their addresses; waits for those that are getting "
+          "them.")
+      .def(
           "wait_returned",
           [](Engine& e, const In& a, double timeout) {
             const int64_t deadline = deadline_in(timeout);

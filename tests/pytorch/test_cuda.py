@@ -1,5 +1,7 @@
 """Parameters on a GPU: the same steps, with copies beside the computation."""
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -8,7 +10,10 @@ from crew import together
 from nets import STEPS, assert_close, batch, loss_of, mlp, train_joined, weights
 
 import windlass as wl
+from windlass.testing import Servers
 from windlass.torch import ServerOptimizer
+from windlass.torch._device import Fetch
+from windlass.torch._flat import Memory
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -100,3 +105,45 @@ def test_cpu_and_device_in_one_optimizer(cluster: wl.Cluster) -> None:
         param.grad = torch.ones_like(param)
     opt.step()
     assert_close([w.cpu() for w in weights(model)], [b.cpu() - 1 for b in begin])
+
+
+def pages_of_the_device_and_ours(cluster: wl.Cluster, stopped: int) -> tuple[Any, Any]:
+    """What a GPU writes and reads of an array whose server was given up before, and while, it was copied."""
+    n = 1 << 20
+    memory = Memory(cluster, n, torch.float32, locked=True)
+    w = cluster.tensor("w", (n // 2,), rule=wl.Sum())
+    grad, out = memory.part(0, n // 2), memory.part(n // 2, n)
+    w.push_pull(grad, out=out)
+    device = torch.full((n,), 3.0, device="cuda")
+    stream = torch.cuda.Stream()
+
+    def copy() -> Any:
+        with torch.cuda.stream(stream):
+            memory.part(0, n).copy_(device, non_blocking=True)
+            return stream.record_event()
+
+    os.kill(stopped, signal.SIGSTOP)
+    future = w.push_pull_async(grad, out=out)
+    early = Fetch(memory, copy)
+    cluster.abandon(0)
+    with pytest.raises(wl.ServerLost):
+        future.wait(timeout=20)
+    early.synchronize()
+    fetched = memory.part(0, n).clone()
+    memory.part(0, n).fill_(5.0)
+    memory.settle()
+    there = memory.part(0, n).to("cuda", non_blocking=True).cpu()
+    return fetched, there
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_device_knows_fresh_pages(monkeypatch: pytest.MonkeyPatch, settles: bool) -> None:
+    if not settles:  # what happens without
+        monkeypatch.setattr(Memory, "settle", lambda self: 0)
+    with Servers(1, kind="unix") as servers:
+        try:
+            cluster = wl.connect(servers=servers.addresses, transport="arena", timeout=20)
+            fetched, there = pages_of_the_device_and_ours(cluster, servers.pids[0])
+        finally:
+            os.kill(servers.pids[0], signal.SIGCONT)
+    assert bool((fetched == 3).all() and (there == 5).all()) == settles

@@ -11,22 +11,79 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from windlass import _core
+
+if TYPE_CHECKING:
+    from windlass.torch._flat import Memory
 
 _READ_WRITE = 0
 _CLOSE_SECONDS = 5.0
 
 
-def lock_pages(tensor: Any) -> bool:
-    """Page-locks host memory until the tensor is gone; False where the driver will not have it."""
-    runtime = torch.cuda.cudart()
-    address = tensor.data_ptr()
-    if int(runtime.cudaHostRegister(address, tensor.numel() * tensor.element_size(), _READ_WRITE)) != 0:
-        return False
-    weakref.finalize(tensor, runtime.cudaHostUnregister, address).atexit = False
-    return True
+class LockedPages:
+    """Page-locks a registered array until the tensor that shows it is gone.
+
+    A device reads and writes pages, not addresses. When a server is given up, the worker's arrays get fresh pages under
+    the same addresses (csrc/client/arena/arena.h), and the device knows the old ones: the new ones must be locked, and
+    what it wrote meanwhile must be written again.
+
+    Thread safety: every method from any thread.
+    """
+
+    def __init__(self, engine: _core.Engine, tensor: Any) -> None:
+        self._engine = engine
+        self._address, self._bytes = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        self._device = torch.cuda.current_device()
+        self._lock = threading.Lock()
+        self._seen = engine.renewals()
+        self._locked = [False]
+        self._register()
+        weakref.finalize(tensor, _unregister, self._locked, self._address).atexit = False
+
+    def settle(self) -> int:
+        """Makes sure that the device knows the present pages. Equal numbers before and after a copy: it knew them."""
+        with self._lock:
+            renewals = self._engine.renewals()
+            if renewals != self._seen:
+                torch.cuda.synchronize(self._device)  # copies from and to the old ones
+                _unregister(self._locked, self._address)
+                self._register()
+                self._seen = renewals
+            return renewals
+
+    def _register(self) -> None:
+        # Where the driver will not have it, copies are slower and right all the same.
+        self._locked[0] = int(torch.cuda.cudart().cudaHostRegister(self._address, self._bytes, _READ_WRITE)) == 0
+
+
+def _unregister(locked: list[bool], address: int) -> None:
+    if locked[0]:
+        locked[0] = False
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+class Fetch:
+    """A copy from a device to registered memory that is under way."""
+
+    def __init__(self, memory: "Memory", copy: Callable[[], Any]) -> None:
+        self._memory = memory
+        self._copy = copy
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pages = self._memory.settle()
+        self._copied = self._copy()
+
+    def synchronize(self) -> None:
+        """Returns when it is there."""
+        self._copied.synchronize()
+        while self._memory.settle() != self._pages:
+            self._begin()
+            self._copied.synchronize()
 
 
 def strides_of(tensor: Any) -> tuple[int, ...]:
@@ -53,12 +110,24 @@ class Mirror:
         self.weights = [_view(self.home, first, param) for first, param in places]
         self.grads = [[_view(slot, first, param) for slot in self._slots] for first, param in places]
 
-    def fetch(self, slot: int, begin: int, end: int, target: Any) -> Any:
+    def fetch(self, slot: int, begin: int, end: int, memory: "Memory") -> Fetch:
         """Starts to copy gradients to the host, behind what the present stream computes."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            target.copy_(self._slots[slot][begin:end], non_blocking=True)
-            return self._stream.record_event()
+        source, target = self._slots[slot][begin:end], memory.part(begin, end)
+
+        def copy() -> Any:
+            with torch.cuda.stream(self._stream):
+                target.copy_(source, non_blocking=True)
+                return self._stream.record_event()
+
+        return Fetch(memory, copy)
+
+    def collect(self, memory: "Memory") -> None:
+        """Copies all weights to the host."""
+        pages = None
+        while pages != memory.settle():
+            pages = memory.settle()
+            memory.part(0, len(self.home)).copy_(self.home)
 
 
 def _view(flat: Any, first: int, param: Any) -> Any:

@@ -18,7 +18,7 @@ from windlass._errors import InvalidArgument
 from windlass._objects.arrays import as_torch, core_dtype
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
-from windlass.torch._device import Mirror, lock_pages, strides_of
+from windlass.torch._device import Fetch, LockedPages, Mirror, strides_of
 from windlass.torch._rules import changed_in
 
 if TYPE_CHECKING:
@@ -39,9 +39,12 @@ class Memory:
     def __init__(self, cluster: "Cluster", n: int, dtype: torch.dtype, *, locked: bool = False) -> None:
         self._raw = cluster._engine.empty([n], core_dtype(dtype, "memory of parameters"))
         self._raw[...] = 0
-        self._locked = self.part(0, n) if locked else None
-        if locked:
-            lock_pages(self._locked)
+        self._shown = self.part(0, n) if locked else None
+        self._pages = LockedPages(cluster._engine, self._shown) if locked else None
+
+    def settle(self) -> int:
+        """A device knows the present pages of it. Equal numbers before and after a copy: it knew them meanwhile."""
+        return 0 if self._pages is None else self._pages.settle()
 
     def part(self, begin: int, end: int) -> Any:
         """Some of it, in one dimension."""
@@ -153,11 +156,11 @@ class Flat:
                 runs.append((segment.first, end))
         return runs
 
-    def fetch(self, begin: int, end: int) -> Any:
+    def fetch(self, begin: int, end: int) -> Fetch | None:
         """Gradients of a device come to the host. Returns what says when they have; None: they are there."""
         if self._mirror is None:
             return None
-        return self._mirror.fetch(self.slot, begin, end, self.grads[self.slot].part(begin, end))
+        return self._mirror.fetch(self.slot, begin, end, self.grads[self.slot])
 
     def hyper(self) -> dict[str, Any]:
         """What the group says differently from the rule, such as the lr that a scheduler has set."""
@@ -210,11 +213,12 @@ class Flat:
                     segment.weight.copy_(segment.param)
                     segment.param.data = segment.weight
             if self._mirror is not None:
-                self.weights.part(0, self.n).copy_(self._mirror.home)
+                self._mirror.collect(self.weights)
 
     def land(self, landing: Memory, begin: int, end: int) -> None:
         """What has landed becomes the parameters'."""
         if self._mirror is not None:
+            landing.settle()
             self._mirror.home[begin:end].copy_(landing.part(begin, end), non_blocking=True)
         elif landing is not self.weights:
             self.weights.part(begin, end).copy_(landing.part(begin, end))

@@ -167,6 +167,7 @@ void Arena::renew(const Segments& segments) {
     withdrawn.push_back(segment);
   }
   if (withdrawn.empty()) return;
+  ++renewals_;
   for (const auto& tell : tellers_) tell(withdrawn);
   std::lock_guard lock(mutex_);
   for (const std::shared_ptr<const Segment>& old : withdrawn) {
@@ -189,6 +190,11 @@ void Arena::renew(const Segments& segments) {
     }
     if (small_ == old) small_ = nullptr;
   }
+}
+
+uint64_t Arena::renewals() {
+  std::lock_guard renewing(renewing_);
+  return renewals_;
 }
 
 void Arena::lend_for_ever(Blocks::iterator block) {

@@ -103,6 +103,9 @@ class Arena {
   // on loan for ever.
   using Segments = std::vector<std::shared_ptr<const Segment>>;
   void renew(const Segments& segments);
+  // How often addresses have begun to get fresh pages; waits for those that are getting them. Whoever knows pages and
+  // not addresses, such as a GPU, compares it before and after a copy.
+  uint64_t renewals();
   // Adds a callback for links that share this memory with servers. It is called when some of it is withdrawn, and must
   // break the connections to servers that know it: what they write there from then on is lost, so everything must be
   // sent again.
@@ -135,6 +138,7 @@ class Arena {
   Blocks blocks_;
   std::multimap<const std::byte*, size_t> loans_;  // bytes by beginning; loans are equal or do not overlap
   std::mutex renewing_;                            // one renewal at a time; guards what follows
+  uint64_t renewals_ = 0;
   std::vector<std::function<void(const Segments&)>> tellers_;
   std::atomic<uint32_t> returns_{0};  // waited on for the end of a loan
   std::atomic<uint32_t> waiting_{0};

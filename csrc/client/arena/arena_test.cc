@@ -205,8 +205,10 @@ TEST(a_block_that_is_lent_as_a_whole_moves_to_fresh_pages_that_can_be_shared) {
   const Stranger server(*before.segment);
   const Range halves[] = {part(block, 0, kBytes / 2), part(block, kBytes / 2, kBytes / 2)};
   CHECK_OK(arena.lend(halves, 2, "x"));
+  CHECK_EQ(arena.renewals(), 0u);
   arena.renew({before.segment});
   arena.renew({before.segment});  // once is enough
+  CHECK_EQ(arena.renewals(), 1u);
   CHECK(before.segment->withdrawn());
   CHECK(std::all_of(block, block + kBytes, [](std::byte b) { return b == std::byte{1}; }));
   std::memset(server.memory, 9, server.bytes);
