@@ -44,7 +44,12 @@ def error_of(name: str, text: str) -> WindlassError:
 
 
 def connect(
-    address: Address, path: str, token: bytes, deadline: float, tls: ssl.SSLContext | None, attempts: Attempts
+    address: Address,
+    path: str,
+    token: bytes,
+    deadline: float,
+    tls: ssl.SSLContext | None,
+    attempts: Attempts | None = None,
 ) -> WebSocket:
     """A connection both of whose ends have proved that they know the token."""
     ws = WebSocket.open(address, path, deadline, tls, attempts)
