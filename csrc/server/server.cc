@@ -5,6 +5,23 @@
 #include "server/object/ticket.h"
 
 namespace windlass {
+namespace {
+
+// Tells the gates of one object whom to wait for; entries that need not wait any more go to `freed`.
+void tell_gates_of(ServedObject& object, Freed* freed) {
+  if (!object.spec().sync().gated()) return;
+  for (uint32_t i = 0; i < object.shards(); ++i) {
+    Shard* const shard = object.find(i);
+    if (shard == nullptr) continue;
+    with_turn(shard->turn, [&] {
+      if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new server asks for the view
+      object.set_view(*shard, i, object.workers()->view(object.map().object));
+      if (!shard->parked.empty()) shard->parked.free(*shard, freed);
+    });
+  }
+}
+
+}  // namespace
 
 Server::Server(int threads, uint64_t memory_bytes_max, uint64_t staging_bytes_max)
     : threads_(threads),
@@ -45,7 +62,7 @@ std::vector<std::shared_ptr<ServedObject>> Server::objects() {
 
 Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, TablePools* pools,
                     const std::shared_ptr<Workers>& workers, std::shared_ptr<ServedObject>* out) {
-  std::lock_guard lock(making_);
+  std::unique_lock lock(making_);
   *out = find(map.object);
   if (*out == nullptr) {
     const Status why = absent(map.object);
@@ -59,9 +76,16 @@ Status Server::make(const ObjectSpec& spec, const Map& map, uint32_t index, Tabl
                                            "' here, not '" + spec.name + "', or is placed otherwise");
   }
   WL_RETURN_IF_ERROR(ServedObject::make(spec, map, index, *this, pools, {workers, &staging_}, out));
-  std::unique_lock objects(objects_mutex_);
-  if (objects_.size() <= map.object) objects_.resize(map.object + 1);
-  objects_[map.object] = *out;
+  {
+    std::unique_lock objects(objects_mutex_);
+    if (objects_.size() <= map.object) objects_.resize(map.object + 1);
+    objects_[map.object] = *out;
+  }
+  lock.unlock();
+  // A tick or a view that came while it was being made did not find it in the list.
+  Freed freed;
+  tell_gates_of(**out, &freed);
+  deliver(&freed);
   return {};
 }
 
@@ -122,16 +146,7 @@ void Server::each_gate(const std::shared_ptr<Workers>& workers,
 void Server::tell_gates(const std::shared_ptr<Workers>& workers) {
   Freed freed;
   for (const auto& object : objects()) {
-    if (object->workers() != workers || !object->spec().sync().gated()) continue;
-    for (uint32_t i = 0; i < object->shards(); ++i) {
-      Shard* const shard = object->find(i);
-      if (shard == nullptr) continue;
-      with_turn(shard->turn, [&] {
-        if (shard->home.state == Residence::kFrozen) return;  // it is being copied; its new server asks for the view
-        object->set_view(*shard, i, workers->view(object->map().object));
-        if (!shard->parked.empty()) shard->parked.free(*shard, &freed);
-      });
-    }
+    if (object->workers() == workers) tell_gates_of(*object, &freed);
   }
   deliver(&freed);
 }
