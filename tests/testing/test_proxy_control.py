@@ -1,6 +1,7 @@
 """What a test does to a proxy: cut at a byte, pause, refuse, point elsewhere; and what is left of it."""
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -172,6 +173,7 @@ def test_it_can_listen_on_another_kind_than_its_target(kind: str, target: str):
 @KINDS
 @pytest.mark.parametrize("state", ["idle", "held", "delayed", "paused", "full", "half closed", "ended", "used"])
 def test_threads_and_files_are_gone_afterwards(kind: str, state: str):
+    gc.collect()  # what earlier tests left goes now, not in between
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     faults = {"held": Faults(reorder=1.0), "delayed": Faults(delay=1.0, delay_ms=(60_000, 60_000))}
     faults["half closed"] = Faults(half_close=1.0)
@@ -198,18 +200,19 @@ def test_threads_and_files_are_gone_afterwards(kind: str, state: str):
         made.proxy.close()
         assert time.monotonic() - started < 2
         made.proxy.close()
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_connections_that_have_ended_leave_nothing_while_it_runs():
     with link() as made:
         made.pair()
+        gc.collect()
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
         for _ in range(50):
             for end in made.pair():
                 end.close()
         deadline = time.monotonic() + 5
-        while (threading.active_count(), len(os.listdir("/proc/self/fd"))) != (threads, files):
+        while threading.active_count() > threads or len(os.listdir("/proc/self/fd")) > files:
             assert time.monotonic() < deadline
             time.sleep(0.005)
