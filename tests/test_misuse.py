@@ -456,6 +456,37 @@ def test_world_size_without_an_address_names_windlass_run(monkeypatch: pytest.Mo
         wl.connect(threads=1).close()
 
 
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_one_of_several_processes_of_mpirun_or_srun_does_not_train_alone(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script's own shell has it, too
+    wl.connect(threads=1).close()
+    monkeypatch.setenv(variable, "3")
+    with pytest.raises(wl.InvalidArgument, match=rf"{variable}=3 .* 3 trainings .*set WORLD_SIZE=1 to mean it"):
+        wl.connect()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    wl.connect(threads=1).close()
+
+
+def test_variables_of_a_kubernetes_service_are_no_settings(monkeypatch: pytest.MonkeyPatch):
+    for variable in (
+        "WINDLASS_SERVICE_HOST",
+        "WINDLASS_SERVICE_PORT",
+        "WINDLASS_SERVICE_PORT_CONTROL",
+        "WINDLASS_PORT",
+        "WINDLASS_PORT_7164_TCP",
+        "WINDLASS_PORT_7164_TCP_ADDR",
+        "WINDLASS_SCHEDULER_SERVICE_HOST",
+        "WINDLASS_SCHEDULER_PORT_7164_TCP_PROTO",
+    ):
+        monkeypatch.setenv(variable, "tcp://10.0.0.1:7164")
+    wl.connect(threads=1).close()
+    monkeypatch.setenv("WINDLASS_SERVICE_HOSTS", "1")
+    with pytest.raises(wl.InvalidArgument, match="WINDLASS_SERVICE_HOSTS: there is no such setting"):
+        wl.connect()
+
+
 def test_an_address_where_nobody_is_says_so_within_the_timeout(monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))

@@ -1,7 +1,10 @@
 """What the machine and its cgroups let this process have, and what servers take of it unless they are told."""
 
+import math
 import pathlib
 from collections.abc import Iterator
+
+from windlass import _core
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # how version 1 of cgroups says that there is none
@@ -50,6 +53,12 @@ def cores_of(root: pathlib.Path, groups: str) -> float | None:
         if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]) > 0:  # "max" and -1 are none
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
+
+
+def usable_cores(root: pathlib.Path = CGROUPS, groups: str | None = None) -> int:
+    """How many threads are worth starting: the cores that we may run on, or fewer where a quota gives less time."""
+    quota = cores_of(root, read(pathlib.Path("/proc/self/cgroup")) if groups is None else groups)
+    return _core.cores() if quota is None else max(1, min(_core.cores(), math.ceil(quota)))
 
 
 def processes_of(root: pathlib.Path, groups: str) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -66,7 +67,7 @@ SETTINGS: dict[str, Setting] = {
     "failure_timeout": Setting("seconds", 10.0, "Silence after which a member is dead.", least=0.1),
     "start_timeout": Setting("seconds", 60.0, "How long to wait until all have come.", least=0.1),
     "linger": Setting("flag", False, "Stay when all workers have left."),
-    "threads": Setting("count", None, "Threads of a server that work. Default: the cores.", least=1),
+    "threads": Setting("count", None, "Threads of a server that work. Default: the cores that it may use.", least=1),
     "memory_bytes_max": Setting(
         "bytes",
         None,
@@ -122,6 +123,8 @@ OTHER_VARIABLES = {
     "WINDLASS_CACHE",
     "WINDLASS_RESUME",  # "newest", or which checkpoint of app WINDLASS_APP the scheduler begins with
 }
+#: What Kubernetes puts into every container of a namespace for a Service whose name begins with "windlass".
+_SERVICE = re.compile(r"WINDLASS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 _SUFFIXES = {
     "": 1,
     "k": 10**3,
@@ -192,7 +195,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
     """Raises on a variable that looks like a setting and is none."""
     known = {f"WINDLASS_{name.upper()}" for name in SETTINGS} | OTHER_VARIABLES
     for variable in environ:
-        if variable.startswith("WINDLASS_") and variable not in known:
+        if variable.startswith("WINDLASS_") and variable not in known and not _SERVICE.fullmatch(variable):
             raise InvalidArgument(
                 f"environment variable {variable}: there is no such setting{_suggest(variable, known)}"
             )

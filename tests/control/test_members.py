@@ -263,6 +263,17 @@ def test_connect_names_those_who_have_not_come():
         assert "still missing: server 1, worker 0 of app 'default'" in cluster.scheduler.output()
 
 
+def test_connect_waits_as_long_as_start_timeout_says_and_its_calls_do_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINDLASS_START_TIMEOUT", "4")
+    with LocalCluster(servers=1) as cluster:
+        begun = time.monotonic()
+        with pytest.raises(wl.Timeout, match=r"has not started .* missing:"):
+            wl.connect(cluster.address, rank=0, world_size=2, token=cluster.token)
+        assert 3.9 < time.monotonic() - begun < 40  # calls have 60
+    with LocalCluster(servers=1) as cluster, cluster.connect(timeout=None) as alone:
+        assert alone._timeout == 60.0
+
+
 def test_the_scheduler_gives_up_at_its_own_timeout_and_says_why():
     class PatientServers(LocalCluster):
         """Theirs is the time that they have to find the scheduler."""

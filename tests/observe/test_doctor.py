@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import pytest
 from helpers import PATIENCE_S
 
-from windlass._cgroup import cores_of, memory_of, processes_of
+from windlass import _core
+from windlass._cgroup import cores_of, memory_of, processes_of, usable_cores
 from windlass._settings import load
 from windlass.observe import doctor
 from windlass.observe.doctor import Check, Verdict
@@ -250,6 +251,10 @@ def test_several_workers_without_an_address_are_told_of_windlass_run():
     assert "`windlass run`" in result.advice("WORLD_SIZE=4")
 
 
+def test_several_workers_of_another_launcher_are_told_too():
+    assert "OMPI_COMM_WORLD_SIZE=3 without a cluster's address" in Result(OMPI_COMM_WORLD_SIZE="3").wrong()[0]
+
+
 def test_the_run_on_this_machine_is_found(tmp_path: pathlib.Path):
     (tmp_path / "train.py").write_text(
         "import subprocess, sys, windlass as wl\n"
@@ -449,12 +454,14 @@ def test_the_least_limit_of_nested_cgroups_counts(tmp_path: pathlib.Path):
     (tmp_path / "a" / "cpu.max").write_text("max 100000\n")
     assert memory_of(tmp_path, "0::/a/b\n") == (1000000, 500000)
     assert cores_of(tmp_path, "0::/a/b\n") == 1.5
+    assert usable_cores(tmp_path, "0::/a/b\n") == min(2, _core.cores())
     (tmp_path / "a" / "pids.max").write_text("700\n")
     (tmp_path / "a" / "b" / "pids.max").write_text("max\n")
     assert processes_of(tmp_path, "0::/a/b\n") == 700
     assert processes_of(tmp_path, "0::/\n") == -1
     assert memory_of(tmp_path, "0::/elsewhere\n") == (1 << 60, 1 << 60)
     assert cores_of(tmp_path, "0::/\n") is None
+    assert usable_cores(tmp_path, "0::/\n") == _core.cores()
 
 
 def test_the_first_version_of_cgroups_is_read_too(tmp_path: pathlib.Path):

@@ -3,11 +3,11 @@
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from windlass import _core
-from windlass._cgroup import default_memory_bytes_max
+from windlass._cgroup import default_memory_bytes_max, usable_cores
 from windlass._client.cluster import Cluster
 from windlass._client.remote import Remote, Transport
 from windlass._errors import InvalidArgument
@@ -19,6 +19,9 @@ from windlass._settings import Settings, token_of
 from windlass._settings import load as load_settings
 
 _THREADS_MAX = 256
+_CALL_SECONDS = 60.0
+#: What launchers that know nothing of us tell each of the processes that they start: how many there are.
+_OTHER_WORLDS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 OnWorkerLoss = Literal["continue", "wait"]
 Arrays = Literal["numpy", "torch"]
 
@@ -33,7 +36,7 @@ def connect(
     reader: bool = False,
     token: str | bytes | None = None,
     run: str | None = None,
-    timeout: float = 60.0,
+    timeout: float | None = None,
     failure_timeout: float | None = None,
     checksums: bool | None = None,
     transport: Transport | None = None,
@@ -45,7 +48,8 @@ def connect(
 ) -> Cluster:
     """Connects to a cluster, or starts a server inside this process.
 
-    timeout: seconds that calls may take unless they say otherwise; also how long to wait for all members to come.
+    timeout: seconds that calls may take unless they say otherwise, and how long to wait for all members to come
+        (default: 60 for calls, and WINDLASS_START_TIMEOUT, else 60, for the members).
 
     With ``address``, or WINDLASS_ADDRESS as ``windlass run`` sets it, the scheduler there says where servers are. With
     ``servers=["tcp://host:port", ...]``, as ``windlass server`` prints them, there is no scheduler: every client gives
@@ -72,13 +76,13 @@ def connect(
 
     Without servers, the one inside this process has two settings.
 
-    threads: how many work on one large request at once (default: the cores there are).
+    threads: how many work on one large request at once (default: the cores that this process may use).
     memory_bytes_max: what tensors and tables may take on the server (default: 80 % of the memory of the machine or
         its cgroup).
 
     Every call makes its own engine; ``cluster.worker(rank, world_size)`` gives further workers on the same one.
     """
-    if not timeout >= 0:
+    if timeout is not None and not timeout >= 0:
         raise InvalidArgument(f"connect: timeout must be at least 0 seconds, not {timeout}")
     if complaint := _core.isa_complaint():
         raise InvalidArgument(complaint)
@@ -98,6 +102,8 @@ def connect(
         found = rundir.named(run)
         address, token = found.address, found.token() if token is None else token
     settings = load_settings({"address": address, "app": app, "transport": transport, "on_worker_loss": on_worker_loss})
+    start_seconds = settings.start_timeout if timeout is None else timeout
+    timeout = _CALL_SECONDS if timeout is None else timeout
     given = settings.sync if sync is None else sync
     policy = None if given is None else parse_sync(given, ASP(), "connect: sync")
     if servers is None and settings.role != "worker":
@@ -122,7 +128,8 @@ def connect(
             policy,
             settings.on_worker_loss,
         )
-        return _with(arrays, join(scheduled, rank, 1 if world_size is None else world_size, timeout))
+        world = 1 if world_size is None else world_size
+        return _with(arrays, join(scheduled, rank, world, timeout, start_seconds=start_seconds))
     if address is not None:
         raise InvalidArgument("connect: either address, of a scheduler, or servers")
     if reader and servers is None:
@@ -155,13 +162,14 @@ def connect(
         raise InvalidArgument(
             "connect: app, rank, world_size, token, checksums and transport go with an address or servers=[...]"
         )
-    world = os.environ.get("WORLD_SIZE", "1")
-    if world not in ("", "1"):
+    if told := world_told(os.environ):
+        name, count = told
         raise InvalidArgument(
-            f"WORLD_SIZE={world} without a cluster's address would be {world} trainings that know nothing "
-            "of each other; start the script with `windlass run`"
+            f"{name}={count} without a cluster's address would be {count} trainings that know nothing of each other; "
+            "start the script with `windlass run`"
+            + ("" if name == "WORLD_SIZE" else ", or set WORLD_SIZE=1 to mean it")
         )
-    threads = _core.cores() if threads is None else threads
+    threads = usable_cores() if threads is None else threads
     if not is_whole(threads) or not 1 <= threads <= _THREADS_MAX:
         raise InvalidArgument(f"connect: threads must be between 1 and {_THREADS_MAX}, not {threads}")
     if memory_bytes_max is not None and not (is_whole(memory_bytes_max) and 0 <= memory_bytes_max < 2**64):
@@ -169,6 +177,17 @@ def connect(
     engine = _core.Engine(threads, default_memory_bytes_max() if memory_bytes_max is None else memory_bytes_max)
     engine.set_overdue(OVERDUE_SECONDS)
     return _with(arrays, Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy))
+
+
+def world_told(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """The variable that says that this process is one of several, and how many; None: it is alone.
+
+    WORLD_SIZE=1 is somebody's word that it is meant to be.
+    """
+    if world := environ.get("WORLD_SIZE"):
+        return None if world == "1" else ("WORLD_SIZE", world)
+    told = ((name, environ.get(name)) for name in _OTHER_WORLDS)
+    return next(((name, world) for name, world in told if world and world != "1"), None)
 
 
 def _with(arrays: Arrays, cluster: Cluster) -> Cluster:

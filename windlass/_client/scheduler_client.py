@@ -243,13 +243,23 @@ class Attendance:
 
 
 def join(
-    scheduled: Scheduled, rank: int | None, world_size: int, timeout: float, arena_of: _core.Engine | None = None
+    scheduled: Scheduled,
+    rank: int | None,
+    world_size: int,
+    timeout: float,
+    arena_of: _core.Engine | None = None,
+    *,
+    start_seconds: float | None = None,
 ) -> Cluster:
-    """A cluster through its scheduler, once all members have come and all connections are up."""
+    """A cluster through its scheduler, once all members have come and all connections are up.
+
+    timeout: of its calls. start_seconds: how long to wait for the members, if not as long.
+    """
+    start_seconds = timeout if start_seconds is None else start_seconds
     if not is_whole(world_size) or not 1 <= world_size < 2**32 or (rank is not None and not is_whole(rank)):
         raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
-    deadline = time.monotonic() + timeout
-    attendance = scheduled.attend(rank, world_size, timeout)
+    deadline = time.monotonic() + start_seconds
+    attendance = scheduled.attend(rank, world_size, start_seconds)
     servers, welcome = attendance.servers, attendance.member.welcome
     sums = -1 if scheduled.checksums is None else int(scheduled.checksums)
     number = 0 if scheduled.reader else attendance.rank

@@ -10,6 +10,7 @@ import ssl
 import sys
 
 from windlass import _core
+from windlass._cgroup import usable_cores
 from windlass._errors import InvalidArgument, WindlassError
 from windlass._net.address import Address
 from windlass._net.serve import Stop, check_reach, serve
@@ -87,7 +88,7 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
     settings = with_memory_cap(settings, 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = _core.Host(
-        settings.threads or _core.cores(),
+        settings.threads or usable_cores(),
         settings.memory_bytes_max,
         memory if settings.arena_bytes_max is None else settings.arena_bytes_max,
         _STAGING_BYTES if settings.staging_bytes_max is None else settings.staging_bytes_max,

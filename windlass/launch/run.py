@@ -131,6 +131,8 @@ def plan(
         }
         if settings.sync is not None:
             theirs["WINDLASS_SYNC"] = settings.sync
+        if settings.sources["start_timeout"] != "default":
+            theirs["WINDLASS_START_TIMEOUT"] = str(settings.start_timeout)
         plans.append(Plan("worker", rank, command, common | theirs))
     return plans
 

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from windlass._cgroup import default_memory_bytes_max
+from windlass._client.connect import world_told
 from windlass._errors import AccessDenied, InvalidArgument, ProtocolError, Timeout, WindlassError
 from windlass._net.address import Address, dial, is_here, why
 from windlass._net.handshake import greet
@@ -311,11 +312,12 @@ def examine_cluster(settings: Settings) -> list[Check]:
 
 def check_world(environ: Mapping[str, str]) -> list[Check]:
     """A script that is one of several must know where the others are. For where no address is set."""
-    world = environ.get("WORLD_SIZE") or "1"
-    if world == "1":
+    told = world_told(environ)
+    if told is None:
         return []
+    name, count = told
     advice = "start scripts with `windlass run`, or set WINDLASS_ADDRESS to what the scheduler printed"
-    return [wrong("WORLD_SIZE", f"WORLD_SIZE={world} without a cluster's address: connect() will refuse", advice)]
+    return [wrong(name, f"{name}={count} without a cluster's address: connect() will refuse", advice)]
 
 
 def examine_scheduler(address: Address, token: bytes, tls: ssl.SSLContext | None) -> list[Check]:
