@@ -75,7 +75,7 @@ def test_the_program_of_the_checkpoint_page_goes_on_where_it_was(tmp_path: Path)
         "--workers=2",
         f"--checkpoint-dir={tmp_path}/saved",
     ]
-    for resume, said in (([], []), (["--resume-from=ten"], ["goes on from clock 11"])):
+    for resume, said in (([], []), (["--resume-from=ten"], ["resumes at clock 11"])):
         done = subprocess.run([*command, *resume, str(script)], capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
