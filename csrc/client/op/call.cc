@@ -11,11 +11,15 @@ Status check_array(const What& what, const char* role, const Array& array, const
                    Dtype stored) {
   bool same = array.dims == dims;
   for (size_t i = 0; same && i < dims; ++i) same = array.shape[i] == shape[i];
-  if (same && may_travel(array.dtype, stored)) return {};
-  std::string expected = stored == Dtype::kFloat32 ? "float32, bfloat16 or float16" : name_of(stored);
-  return Status(Code::kShapeMismatch, what.text(role) + ": expected " + expected + " of shape " +
-                                          describe_shape(shape, dims) + ", saw " + name_of(array.dtype) + " of shape " +
-                                          describe_shape(array.shape, array.dims));
+  const bool fits = may_travel(array.dtype, stored);
+  if (same && fits) return {};
+  const std::string wanted = "shape " + describe_shape(shape, dims),
+                    seen = "shape " + describe_shape(array.shape, array.dims);
+  // What a caller gave as another dtype was converted: only its shape is to blame.
+  if (fits) return Status(Code::kShapeMismatch, what.text(role) + ": expected " + wanted + ", saw " + seen);
+  const std::string expected = stored == Dtype::kFloat32 ? "float32, bfloat16 or float16" : name_of(stored);
+  return Status(Code::kShapeMismatch, what.text(role) + ": expected " + expected + " of " + wanted + ", saw " +
+                                          name_of(array.dtype) + " of " + seen);
 }
 
 // Servers refuse it, too. Asked here a reader learns it at once, and nothing travels.

@@ -177,7 +177,7 @@ TEST(what_does_not_fit_is_refused_and_changes_nothing) {
     const Status in = now(*t, TensorRequest{.in = &wrong}), out = now(*t, TensorRequest{.out = &wrong});
     CHECK(in.code() == Code::kShapeMismatch && out.code() == Code::kShapeMismatch);
     CHECK(in.message().find("push of tensor 'w', gradient: expected") == 0);
-    CHECK(in.message().find("of shape (10, 4), saw") != std::string::npos);
+    CHECK(in.message().find("shape (10, 4), saw") != std::string::npos);
     CHECK(out.message().find("pull of tensor 'w', out: expected") == 0);
   }
   CHECK_OK(now(*t, TensorRequest{.out = &half}));
