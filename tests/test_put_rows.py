@@ -179,6 +179,17 @@ def test_weights_may_be_torchs_or_short(cluster: wl.Cluster, dtype: str) -> None
     np.testing.assert_array_equal(table.pull(np.arange(4)), given.float().numpy())
 
 
+def test_rows_of_one_number_may_be_put_as_a_list_of_numbers(cluster: wl.Cluster) -> None:
+    table = cluster.table("t", 1, rule=wl.Adam())
+    table.put([1, 2, 3], [0.5, 1.0, 1.5], {"exp_avg": np.array([2.0, 4.0, 8.0])})
+    (chunk,) = table.export(state=True)
+    order = np.argsort(chunk.keys)
+    assert chunk.weights[order].tolist() == [[0.5], [1.0], [1.5]]
+    assert chunk.state["exp_avg"][order].tolist() == [[2], [4], [8]]
+    with pytest.raises(wl.ShapeMismatch, match=r"weights: expected float32 of shape \(3, 1\), saw .* \(2, 1\)"):
+        table.put([1, 2, 3], [0.5, 1.0])
+
+
 def test_nothing_is_put_where_nothing_is_given(cluster: wl.Cluster) -> None:
     table = cluster.table("t", 3, rule=wl.Adam())
     table.put([], np.zeros((0, 3), np.float32), {"exp_avg": np.zeros((0, 3))}, 5)

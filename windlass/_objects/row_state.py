@@ -54,10 +54,10 @@ def put(
     if unknown := sorted(set(state) - set(shapes)):
         has = ", ".join(map(repr, shapes)) or "none"
         raise InvalidArgument(f"{what}: {table.rule} has no state {unknown[0]!r}; it has {has}")
-    parts: list[Any] = [as_kept(weights, (n, table.dim), "float32", f"{what}, weights")]
+    parts: list[Any] = [as_kept(weights, (n, table.dim), "float32", f"{what}, weights", rows=True)]
     for name, shape in shapes.items():
         given = state.get(name)
-        parts.append(None if given is None else as_kept(given, shape, "float32", f"{what}, state {name!r}"))
+        parts.append(None if given is None else as_kept(given, shape, "float32", f"{what}, state {name!r}", rows=True))
     table._core.put(keyed, parts, None if updates is None else _counts(updates, n, f"{what}, updates"), timeout)
 
 

@@ -83,13 +83,17 @@ def state_shapes(tensor: "Tensor") -> dict[str, tuple[int, ...]]:
     return tensor.rule._state_shapes(tensor.shape, tensor.shards)
 
 
-def as_kept(array: "ArrayLike", shape: tuple[int, ...], dtype: str, what: str) -> "np.ndarray[Any, Any]":
-    """The numbers as the servers keep them."""
+def as_kept(
+    array: "ArrayLike", shape: tuple[int, ...], dtype: str, what: str, *, rows: bool = False
+) -> "np.ndarray[Any, Any]":
+    """The numbers as the servers keep them. rows: of a table, where a list of numbers will do for rows of one each."""
     given = as_input(array, what, dtype)
     if is_torch(given):
         given = given.to(getattr(sys.modules["torch"], dtype)).numpy()
     elif given.dtype == np.uint16:  # the bits of bfloat16
         given = (given.astype(np.uint32) << 16).view(np.float32)
+    if rows and shape[1:] == (1,) and given.ndim == 1:
+        given = given.reshape(-1, 1)
     if given.shape != shape:
         raise ShapeMismatch(f"{what}: expected {dtype} of shape {shape}, saw an array of shape {given.shape}")
     return np.ascontiguousarray(given, dtype).reshape(shape)
