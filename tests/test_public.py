@@ -54,9 +54,9 @@ def test_all_is_exactly_what_is_visible_and_sorted():
 
 
 def returned() -> set[str]:
-    """The classes that public methods and properties of clusters, tensors and tables say that they return."""
+    """The classes that public methods and properties of clusters, tensors, tables and errors say that they return."""
     found: set[str] = set()
-    for kind in (wl.Cluster, wl.Tensor, wl.Table, wl.types.Future):
+    for kind in (wl.Cluster, wl.Tensor, wl.Table, wl.types.Future, wl.WindlassError):
         for base in kind.__mro__:
             if not base.__module__.startswith("windlass."):
                 continue
@@ -71,7 +71,8 @@ def test_what_users_make_is_in_the_package_and_what_calls_return_is_in_its_types
     assert not set(wl.__all__) & set(wl.types.__all__)
     made = {name for name in wl.__all__ if "made by" in (getattr(wl, name).__doc__ or "").lower()}
     assert made == {"Cluster", "Table", "Tensor"}  # of what calls return, these stand in every annotation
-    assert {"Pulled", "Histogram", "Local", "Step"} <= returned()
+    assert {"Pulled", "Histogram", "Local", "Step", "NotApplied"} <= returned()
+    assert returned() & set(wl.__all__) <= {*made, "Sync"}
     strange = {"Any", "Iterator", "EllipsisType", "Keys", "NoneType", "None", "T"}
     assert returned() - strange <= {*wl.__all__, *wl.types.__all__}
 

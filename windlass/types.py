@@ -5,6 +5,7 @@ from windlass._client.buffer_ring import Slots
 from windlass._client.local_steps import Elastic, Local
 from windlass._client.saving import Resumed, SavedCheckpoint
 from windlass._data.lease import Lease
+from windlass._errors import NotApplied
 from windlass._objects.delay import Delayed
 from windlass._objects.expressions import Expression
 from windlass._objects.future import Future, Seen
@@ -28,6 +29,7 @@ __all__ = [
     "Histogram",
     "Lease",
     "Local",
+    "NotApplied",
     "ObjectInfo",
     "Part",
     "Pulled",
