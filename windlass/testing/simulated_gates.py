@@ -37,7 +37,7 @@ class Gates:
     """Of a server."""
 
     def __init__(self, app: str, world: "World") -> None:
-        self.crowd = _core.Workers(app)
+        self.workers = _core.Workers(app)
         self.world = world
         self.policy = world.policy
         self.gates: dict[int, _core.Gate] = {}
@@ -46,7 +46,7 @@ class Gates:
         """As a server process tells its host."""
         workers = [(peer.index, peer.incarnation, peer.since == view.started) for peer in view.workers]
         waited = [*view.waited, *(peer.index for peer in view.workers if peer.instead)]
-        if self.crowd.set_view(view.number, workers, waited):
+        if self.workers.set_view(view.number, workers, waited):
             self._tell()
 
     def hold(self, shard: int, gate: _core.Gate | None = None) -> None:
@@ -57,7 +57,7 @@ class Gates:
 
     def enter(self, rank: int, incarnation: int, clock: int | None) -> ClockReport:
         """A worker begins at a clock, or asks where it would."""
-        if clock is not None and self.crowd.enter(rank, incarnation, clock):
+        if clock is not None and self.workers.enter(rank, incarnation, clock):
             self._tell()
         owns = [max(gate.clock_of(rank), gate.made) for gate in self.gates.values()]
         clocks = [clock for gate in self.gates.values() for rank, clock in self._clocks(gate)]
@@ -67,8 +67,8 @@ class Gates:
             max(owns, default=0),
             min(clocks, default=None),
             highest,
-            self.crowd.waits_for(rank),
-            self.crowd.starts(rank),
+            self.workers.waits_for(rank),
+            self.workers.starts(rank),
         )
 
     def close(self, shard: int, rank: int, clock: int) -> None:
@@ -78,14 +78,14 @@ class Gates:
 
     def ranks(self) -> list[int]:
         """Who is waited for."""
-        return [rank for rank, _ in self.crowd.view()]
+        return [rank for rank, _ in self.workers.view()]
 
     def _clocks(self, gate: _core.Gate) -> list[tuple[int, int]]:
         return [(rank, gate.clock_of(rank)) for rank in self.ranks()]
 
     def _tell(self) -> None:
         for shard, gate in self.gates.items():
-            gate.set_view(self.crowd.view())
+            gate.set_view(self.workers.view())
             self._make(shard)
 
     def _make(self, shard: int) -> None:
@@ -203,7 +203,7 @@ class Clock:
             if shard in server.moved:
                 return server.moved[shard]
             gone = shard not in server.shards or server.shards[shard].frozen
-            return None if gone or server.gates.crowd.given_up(self.incarnation) else handle(server) or None
+            return None if gone or server.gates.workers.given_up(self.incarnation) else handle(server) or None
 
         def heard(answer: tuple[int, int] | bool | None) -> None:
             if isinstance(answer, tuple):
