@@ -53,7 +53,7 @@ SETTINGS: dict[str, Setting] = {
     "on_worker_loss": Setting(
         "text",
         "continue",
-        "What the others do when a worker is lost: go on without it, or wait for a replacement.",
+        "What the others do when a worker is lost: continue without it, or wait for a replacement.",
         choices=("continue", "wait"),
     ),
     "number": Setting("count", None, "The number that a server wants to have. Default: the first that is free."),

@@ -376,7 +376,7 @@ def test_when_the_scheduler_is_killed_pushes_and_pulls_go_on_and_the_cluster_say
         assert (w.pull() == pushes).all()
         assert pushes > 10
         assert "is away" in caplog.text
-        assert "pushes and pulls go on" in caplog.text
+        assert "pushes and pulls continue" in caplog.text
         worker._timeout = 0.5
         with pytest.raises(wl.Timeout, match="which is away"):
             worker.tensor("new", 3, rule=wl.Sum())

@@ -68,7 +68,7 @@ def test_runs_are_found_by_their_names_and_changed_by_them_alone(tmp_path: pathl
     with training(script, 1):
         refused = windlass("move", "w", "0", "1")
         assert refused.returncode == 2
-        assert "'train'; name it with --run NAME" in words(refused.stderr)
+        assert "these run on this machine: 'train'; name it with --run NAME" in words(refused.stderr)
         with training(script, 2), training(script, 3, "--name", "other"):
             runs = {run.name: run for run in rundir.runs()}
             assert list(runs) == ["train", "train-2", "other"]
@@ -90,7 +90,7 @@ def test_runs_are_found_by_their_names_and_changed_by_them_alone(tmp_path: pathl
             moved = windlass("move", "w", "0", server, "--run", "other")
             assert moved.stdout == f"cluster at {runs['other'].address}: shard 0 of w is on server {server}\n"
         assert [run.name for run in rundir.runs()] == ["train"]
-    with pytest.raises(wl.NotFound, match="there is none"):
+    with pytest.raises(wl.NotFound, match="you have none"):
         wl.connect(run="train", reader=True)
     with pytest.raises(wl.InvalidArgument, match="either run='train', or an address"):
         wl.connect("tcp://127.0.0.1:1", run="train")

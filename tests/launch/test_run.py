@@ -255,7 +255,7 @@ def test_a_worker_that_fails_is_what_the_user_sees(tmp_path: pathlib.Path, code:
         (["run", "--on-worker-loss", "panic", "SCRIPT"], "expected one of continue, wait, not 'panic'"),
         (["worker", "--sync", "none", "--", "true"], "--sync: expected one of bsp, bsp:1, ssp:3, asp or"),
         (["worker", "--", "true"], "windlass worker needs --address"),
-        (["status"], "no `windlass run` goes on on this machine"),
+        (["status"], "no `windlass run` is on this machine"),
         (["status", "--address", "tcp://127.0.0.1:1"], "cannot be reached: Connection refused"),
         (["scheduler", "--listen", "tcp://0.0.0.0:0", "--no-token"], "beyond loopback a token is required"),
         (["server", "--listen", "tcp://0.0.0.0:0", "--token-file", "TOKEN"], "say with --advertise"),
@@ -411,7 +411,19 @@ print("done", cluster.rank, here.view.waited, flush=True)
 
 
 def test_a_worker_that_is_lost_when_nobody_is_left_to_go_on_fails_the_run(tmp_path: pathlib.Path):
-    code = CONNECTED + "if cluster.rank == 0: sys.exit(0)\ntime.sleep(1)\nos.kill(os.getpid(), 9)"
+    code = (
+        CONNECTED
+        + f"""
+pid = {str(tmp_path / "pid")!r}
+if cluster.rank == 0:
+    open(pid, "w").write(str(os.getpid()))
+    sys.exit(0)
+cluster.barrier(timeout=300)  # until worker 0 has left
+while os.path.exists("/proc/" + open(pid).read()):
+    time.sleep(0.01)  # and the launcher knows that it has ended
+os.kill(os.getpid(), 9)
+"""
+    )
     result = windlass("run", "--workers", "2", script(tmp_path, code))
     assert result.returncode == 137
     assert "worker 1 ended with signal SIGKILL" in result.stderr

@@ -183,7 +183,7 @@ class Member:
                 self._drop()
                 if not self._leaving.is_set():
                     why_away = str(error) or type(error).__name__
-                    _log.warning("the scheduler at %s is away (%s); pushes and pulls go on", self.address, why_away)
+                    _log.warning("the scheduler at %s is away (%s); pushes and pulls continue", self.address, why_away)
                 elif self._farewell is None or isinstance(error, ClosedByScheduler):
                     break
         self._drop()

@@ -58,9 +58,9 @@ Threads = Annotated[str | None, _option("threads")]
 TlsCa = Annotated[pathlib.Path | None, _option("tls_ca")]
 TlsCert = Annotated[pathlib.Path | None, _option("tls_cert")]
 TlsKey = Annotated[pathlib.Path | None, _option("tls_key")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest good checkpoint.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest good checkpoint.")]
 ResumeFrom = Annotated[
-    str | None, typer.Option("--resume-from", metavar="ID", help="Go on from this one: its id, tag or folder.")
+    str | None, typer.Option("--resume-from", metavar="ID", help="Resume from this one: its id, tag or folder.")
 ]
 TokenFile = Annotated[pathlib.Path | None, _option("token_file")]
 Transport = Annotated[str | None, _option("transport")]
@@ -115,7 +115,7 @@ def server(
     config: Config = None,
     exit_with_stdin: ExitWithStdin = False,
 ) -> None:
-    """Holds tensors and tables for clients, until Ctrl-C or SIGTERM, or until its cluster ends.
+    """Runs a server, which holds tensors and tables, until Ctrl-C, SIGTERM, or the end of its cluster.
 
     With --address it joins the cluster of that scheduler. Listens on loopback unless told otherwise.
     """
@@ -151,7 +151,7 @@ def scheduler(
     config: Config = None,
     exit_with_stdin: ExitWithStdin = False,
 ) -> None:
-    """Knows who is there and where shards are. Ends when all workers have left, unless --linger.
+    """Runs a scheduler, which knows members and shards. Ends when all workers have left, unless --linger.
 
     Without --token-file it uses your own token on this host, where your servers, workers and commands find it, and
     prints where that is.
@@ -167,7 +167,7 @@ def scheduler(
 
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="The script, or another program, and its arguments.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The script, or another program, and its arguments.")],
     servers: Servers = None,
     workers: Workers = None,
     transport: Transport = None,
@@ -238,7 +238,7 @@ def _meant(context: typer.Context, option: str) -> str:
 
 def worker(
     context: typer.Context,
-    command: Annotated[str, typer.Argument(help="The command, after --, and its arguments.")],
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command, after --, and its arguments.")],
     address: Address = None,
     rank: Annotated[int | None, typer.Option(min=0, help="This worker's number. Default: RANK.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="How many there are. Default: WORLD_SIZE.")] = None,
@@ -283,7 +283,7 @@ def status(
     as_json: AsJson = False,
     watch: Watch = False,
 ) -> None:
-    """Who is there, where shards are, and what goes on. With --watch, again every second; `windlass top` is that.
+    """Shows members, shards, objects and progress. With --watch, again every second, as `windlass top` does.
 
     Without --address and --run: of the `windlass run` on this machine. If there are several, it lists them.
     """
@@ -374,8 +374,8 @@ def doctor(
 
 
 def move(
-    name: Annotated[str, typer.Argument(help="The tensor or table, as app/name.")],
-    shard: Annotated[int, typer.Argument(min=0)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tensor or table, as app/name.")],
+    shard: Annotated[int, typer.Argument(metavar="SHARD", min=0, help="The number of the shard, from 0.")],
     to: Annotated[int, typer.Argument(metavar="SERVER", min=0, help="The number of the server it goes to.")],
     address: Address = None,
     run: RunName = None,
@@ -385,7 +385,7 @@ def move(
     config: Config = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 60.0,
 ) -> None:
-    """Moves a shard to another server while training goes on."""
+    """Moves a shard to another server during training."""
     from windlass._net.tls import client_tls
     from windlass.observe.operator import Operator, find
 

@@ -45,7 +45,7 @@ class LogFile:
             return 0
 
     def _complain(self, error: OSError) -> None:
-        show(f"windlass run: log file {self._path} cannot be written: {why(error)}; the run goes on", sys.stderr)
+        show(f"windlass run: log file {self._path} cannot be written: {why(error)}; the run continues", sys.stderr)
 
     def close(self) -> None:
         """Closes the file."""

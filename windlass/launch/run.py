@@ -163,7 +163,7 @@ def run(
         raise InvalidArgument(f"windlass run: there is no script {str(script)!r}")
     free = rundir.free_name(script.stem if name is None else name)
     if name not in (None, free):
-        raise InvalidArgument(f"--name {name}: a run of yours that goes on has this name; {free} is free")
+        raise InvalidArgument(f"--name {name}: another run of yours has this name; {free} is free")
     if settings.address is not None and settings.sources["address"] == "flag":
         raise InvalidArgument("windlass run starts a scheduler of its own; --address is for `windlass worker`")
     settings = with_memory_cap(settings, settings.servers)

@@ -145,8 +145,8 @@ def named(name: str) -> Run:
         )
     names = [run.name for run in there]
     close = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(map(repr, names)) or 'none'}"
-    raise NotFound(f"run {name!r}: no such run of yours goes on on this machine; {hint}")
+    hint = f"did you mean {close[0]!r}?" if close else f"you have {', '.join(map(repr, names)) or 'none'}"
+    raise NotFound(f"run {name!r}: you have no run of this name on this machine; {hint}")
 
 
 def free_name(wanted: str) -> str:

@@ -27,7 +27,7 @@ def find(settings: Settings, run: str | None = None, *, changes: bool = False) -
     runs = rundir.runs()
     if len(runs) != 1 or changes:
         names = ", ".join(repr(one.name) for one in runs)
-        found = f"on this machine there is {names}" if runs else "no `windlass run` goes on on this machine"
+        found = f"these run on this machine: {names}" if runs else "no `windlass run` is on this machine"
         raise InvalidArgument(f"which cluster? {found}; name it with --run NAME or --address (or WINDLASS_ADDRESS)")
     return Address.parse(runs[0].address), runs[0].token()
 
