@@ -150,4 +150,6 @@ def test_a_run_whose_workers_have_uneven_loops_ends_well(tmp_path: pathlib.Path)
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_hundred_runs_whose_workers_have_uneven_loops_end_well(tmp_path: pathlib.Path):
-    assert not any("is gone" in run_unevenly(tmp_path) for _ in range(100))
+    for i in range(100):
+        assert "is gone" not in run_unevenly(tmp_path)
+        print(f"{i + 1} of 100 runs ended well", flush=True)

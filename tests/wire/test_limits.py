@@ -77,8 +77,9 @@ def bound_python(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("limit", [no_more_address_space, no_more_processes])
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_without_a_thread_connections_are_refused_the_others_go_on_and_sigterm_works(
-    kind: str, limit: Limit, request: pytest.FixtureRequest
+    kind: str, limit: Limit, request: pytest.FixtureRequest, accurate: bool
 ):
+    count = 200 if accurate else 20
     if limit is no_more_processes:
         request.getfixturevalue("bound_python")
     with (
@@ -89,13 +90,13 @@ def test_without_a_thread_connections_are_refused_the_others_go_on_and_sigterm_w
         w.push_pull(np.ones(1000, np.float32))
         with contextlib.ExitStack() as stack, limit(servers.pids[0]):
             refused = 0
-            for i in range(20):
+            for i in range(count):
                 try:
                     stack.enter_context(servers.connect(app=f"other{i}", timeout=10))
                 except wl.ResourceExhausted as error:
                     refused += "no thread" in str(error)
-            print(f"{refused} of 20 connections were refused")
-            assert refused >= 5, "invalid: there were threads"
+            print(f"{refused} of {count} connections were refused")
+            assert refused >= count // 4, "invalid: there were threads"
             assert (w.push_pull(np.ones(1000, np.float32)) == 2).all()
         with servers.connect(app="late", timeout=PATIENCE_S) as late:  # there are threads again
             late.tensor("w", 1000, rule=wl.Sum()).push(np.ones(1000, np.float32)).wait()
