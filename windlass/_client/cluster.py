@@ -101,7 +101,9 @@ class Cluster:
         sync: Sync | str | None = None,
         like: Tensor | None = None,
     ) -> Tensor:
-        """Creates a tensor, or opens it if it is there with the same spec. With its name alone: opens what is there.
+        """Creates a tensor, or opens an existing one of the same spec.
+
+        The name alone opens an existing tensor of any spec.
 
         dtype: float32, the default; for Sum, Max, Min and Assign also float64 and int64. reject_nonfinite: refuse NaN
         and infinity. sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default:
@@ -150,9 +152,10 @@ class Cluster:
         reject_nonfinite: bool = False,
         sync: Sync | str | None = None,
     ) -> Table:
-        """Creates a table of rows of `dim` float32 numbers, or opens it if it is there with the same spec.
+        """Creates a table of rows of `dim` float32 numbers, or opens an existing one of the same spec.
 
-        With its name alone: opens what is there.
+        The name alone opens an existing table of any spec.
+
         sync: how tightly its workers are coupled, such as BSP(), SSP(3) or "ssp:3" (default: ``cluster.sync``).
         """
         what = f"table {name!r}"
@@ -170,10 +173,10 @@ class Cluster:
         return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
 
     def objects(self, *, timeout: float | None = None) -> list[ObjectInfo]:
-        """What there is: all tensors and tables of all apps, in the order of their names.
+        """All tensors and tables of all apps, sorted by name.
 
-        The names of the cluster's own app come without it, others as "app/name": as ``tensor()`` and ``table()`` take
-        them.
+        Objects of the cluster's own app have their plain names, others are called "app/name"; ``tensor()`` and
+        ``table()`` accept both.
         """
         self._session.check()
         return listed(self, self._timeout if timeout is None else timeout)
@@ -482,9 +485,10 @@ class Cluster:
         return saving.save(self, tag, only, extra, self._timeout if timeout is None else timeout)
 
     def keep(self, extra: "Callable[[], Any] | None") -> None:
-        """What this rank wants back after a restart: called whenever a checkpoint is due, between two iterations.
+        """Keeps what `extra()` returns in each checkpoint, for this rank to find after a restart. None: keeps nothing.
 
-        ``cluster.resumed.extra`` has the value that it returned, which must be what JSON can say. None: nothing.
+        It is called whenever a checkpoint is due, between two iterations, and returns whatever JSON can say.
+        ``cluster.resumed.extra`` has that value in a run that resumes.
         """
         if self._attendance is not None:
             self._attendance.saver.keeps = extra
@@ -583,7 +587,7 @@ class Cluster:
         return reduced
 
     def report(self, **values: Any) -> None:
-        """Numbers to be seen, such as ``report(loss=0.3)``: the newest under each name.
+        """Reports numbers for people to see, such as ``report(loss=0.3)``: the newest of each name counts.
 
         They travel to the scheduler at most once a second, the last ones when the worker leaves, and are shown by
         ``windlass status``, ``/metrics`` and ``windlass run --progress``. At most 32 names of up to 64 characters.

@@ -41,7 +41,7 @@ class SavedCheckpoint:
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> "SavedCheckpoint":
-        """Until it is complete. Raises CheckpointFailed if there will be none, and Timeout."""
+        """Waits until it is complete. Raises CheckpointFailed if there will be none, and Timeout."""
         if not self._over.wait(timeout):
             raise Timeout(f"checkpoint {self.id}: not complete within {timeout} s; it is still being written")
         if self._error is not None:

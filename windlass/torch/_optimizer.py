@@ -254,7 +254,7 @@ class ServerOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._buffers.pull()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Gradients that travel are nobody's to write; the next ones are elsewhere."""
+        """As torch's. While gradients are being sent, the next ones go into other memory."""
         super().zero_grad(set_to_none=set_to_none)
         if not set_to_none:
             for flat in self._flats:
