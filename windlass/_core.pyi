@@ -284,6 +284,16 @@ class Session:
         """
 
     @property
+    def only_rounds(self) -> bool:
+        """Whether all objects that it has used are under BSP."""
+
+    @property
+    def iteration(self) -> int:
+        """
+        That the next push belongs to: beyond the clock where a push_pull has closed its object.
+        """
+
+    @property
     def has_open_pushes(self) -> bool:
         """Whether pushes wait for an iteration it has not closed."""
 
@@ -746,6 +756,14 @@ class Shelf:
         app/name, spec, whether it is a table, shape (of a table: of a row), dtype, shards; of its rule: state arrays, numbers per row, numbers per shard, what they start as.
         """
 
+    def make(self, spec: bytes) -> int:
+        """
+        Makes an object on the server inside the process, or finds it; returns its number.
+        """
+
+    def begin_at(self, clock: int) -> None:
+        """Workers inside the process begin at this clock from now on."""
+
     def piece(self, object: int, shard: int, piece: int, at: int, from_: object) -> None:
         """Writes bytes of one of a tensor's arrays."""
 
@@ -765,6 +783,14 @@ def spec_facts(spec: bytes) -> tuple[str, bool, list[int], str, int, str, str]:
 def fingerprint_of_name(name: str) -> int:
     """
     What an object without numbers has as its fingerprint: those of its shards are added to it.
+    """
+
+def renamed_spec(spec: bytes, name: str) -> bytes:
+    """The same object under another name, app/name."""
+
+def cut_of(spec: bytes) -> list[int]:
+    """
+    Of a tensor, the first element of each shard, and how many there are; of a table nothing.
     """
 
 def same_rule(a: bytes, b: bytes) -> bool:

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "bind/spec.h"
 #include "client/engine.h"
 #include "server/host.h"
 #include "server/object/capture.h"
@@ -100,14 +101,11 @@ void bind_checkpoint(nb::module_& m) {
             const ObjectSpec& spec = shelf.find(number)->spec();
             const RuleSpec& rule = spec.is_table ? spec.table.rule : spec.tensor.rule;
             const Layout layout = layout_of(rule);
-            wire::Writer writer;
-            encode(spec, &writer);
-            const std::string bytes = writer.take();
             uint32_t shards = 0;
             raise_if_error(spec.shards(&shards));
             const std::vector<uint64_t> shape =
                 spec.is_table ? std::vector<uint64_t>{spec.table.dim} : spec.tensor.shape;
-            return nb::make_tuple(spec.name, nb::bytes(bytes.data(), bytes.size()), spec.is_table, shape,
+            return nb::make_tuple(spec.name, write_spec(spec), spec.is_table, shape,
                                   name_of(spec.is_table ? Dtype::kFloat32 : spec.tensor.dtype), shards, layout.vectors,
                                   layout.row_scalars, layout.shard_scalars, rule.initial_state);
           },
@@ -117,6 +115,23 @@ void bind_checkpoint(nb::module_& m) {
           "app/name, spec, whether it is a table, shape (of a table: of a row), dtype, shards; of its rule: state "
           "arrays, "
           "numbers per row, numbers per shard, what they start as.")
+      .def(
+          "make",
+          [](Shelf& shelf, const nb::bytes& bytes) {
+            const ObjectSpec spec = read_spec(bytes);
+            std::shared_ptr<ServedObject> made;
+            Status status;
+            {
+              nb::gil_scoped_release release;  // it may wait for a function of Python's
+              status = shelf.server().open(spec, &made);
+            }
+            raise_after(std::move(status));
+            return made->map().object;
+          },
+          nb::arg("spec"), "Makes an object on the server inside the process, or finds it; returns its number.")
+      .def(
+          "begin_at", [](Shelf& shelf, uint64_t clock) { shelf.server().begin_at(clock); }, nb::arg("clock"),
+          "Workers inside the process begin at this clock from now on.")
       .def(
           "piece",
           [](Shelf& shelf, uint32_t object, uint32_t shard, size_t piece, uint64_t at, nb::handle from) {
@@ -163,10 +178,7 @@ void bind_checkpoint(nb::module_& m) {
   m.def(
       "spec_facts",
       [](const nb::bytes& bytes) {
-        ObjectSpec spec;
-        const std::string text(bytes.c_str(), bytes.size());
-        wire::Reader reader(text);
-        raise_if_error(decode(&reader, &spec));
+        const ObjectSpec spec = read_spec(bytes);
         uint32_t shards = 0;
         raise_if_error(spec.shards(&shards));
         const std::vector<uint64_t> shape = spec.is_table ? std::vector<uint64_t>{spec.table.dim} : spec.tensor.shape;
@@ -181,13 +193,33 @@ void bind_checkpoint(nb::module_& m) {
       "fingerprint_of_name", [](const std::string& name) { return mix_text(name); }, nb::arg("name"),
       "What an object without numbers has as its fingerprint: those of its shards are added to it.");
   m.def(
+      "renamed_spec",
+      [](const nb::bytes& bytes, const std::string& name) {
+        ObjectSpec spec = read_spec(bytes);
+        spec.name = name;
+        return write_spec(spec);
+      },
+      nb::arg("spec"), nb::arg("name"), nb::sig("def renamed_spec(spec: bytes, name: str) -> bytes"),
+      "The same object under another name, app/name.");
+  m.def(
+      "cut_of",
+      [](const nb::bytes& bytes) {
+        const ObjectSpec spec = read_spec(bytes);
+        std::vector<uint64_t> firsts;
+        if (spec.is_table) return firsts;
+        Cut cut;
+        raise_if_error(check_spec(spec.own_name(), spec.tensor, &cut));
+        for (uint32_t shard = 0; shard < cut.shards; ++shard) firsts.push_back(cut.first_of(shard));
+        firsts.push_back(cut.elements);
+        return firsts;
+      },
+      nb::arg("spec"), nb::sig("def cut_of(spec: bytes) -> list[int]"),
+      "Of a tensor, the first element of each shard, and how many there are; of a table nothing.");
+  m.def(
       "same_rule",
       [](const nb::bytes& a, const nb::bytes& b) {
         const auto rule = [](const nb::bytes& bytes) {
-          ObjectSpec spec;
-          const std::string text(bytes.c_str(), bytes.size());
-          wire::Reader reader(text);
-          raise_if_error(decode(&reader, &spec));
+          const ObjectSpec spec = read_spec(bytes);
           return spec.is_table ? spec.table.rule : spec.tensor.rule;
         };
         return rule(a) == rule(b);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bind/bind.h"
+#include "bind/spec.h"
 #include "messages/heartbeat.h"
 #include "messages/messages.h"
 
@@ -13,15 +14,6 @@ namespace {
 
 std::string text_of(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 nb::bytes bytes_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
-
-ObjectSpec read_spec(const nb::bytes& bytes) {
-  const std::string text = text_of(bytes);
-  wire::Reader reader(text);
-  ObjectSpec spec;
-  raise_if_error(decode(&reader, &spec));
-  if (!reader.at_end()) throw StatusError{Status(Code::kProtocolError, "spec: bytes behind its end")};
-  return spec;
-}
 
 // The bytes of each shard, weights and rule state; 0 for a table's, which are empty at first.
 std::vector<uint64_t> shard_bytes(const ObjectSpec& spec) {

@@ -297,6 +297,9 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro(
           "begun", [](Session& session) { return static_cast<int>(session.begun()); },
           "How much of the present iteration of BSP objects was pushed or closed: 0 none, 1 some, 2 all.")
+      .def_prop_ro("only_rounds", &Session::only_rounds, "Whether all objects that it has used are under BSP.")
+      .def_prop_ro("iteration", &Session::iteration,
+                   "That the next push belongs to: beyond the clock where a push_pull has closed its object.")
       .def_prop_ro("has_open_pushes", &Session::has_open_pushes,
                    "Whether pushes wait for an iteration it has not closed.")
       .def(

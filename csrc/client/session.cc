@@ -412,6 +412,21 @@ Session::Begun Session::begun() {
   return !any ? Begun::kNone : all ? Begun::kAll : Begun::kSome;
 }
 
+bool Session::only_rounds() {
+  std::scoped_lock lock(mutex_, clock_mutex_);
+  return std::all_of(progress_.begin(), progress_.end(), [](const auto& one) { return one.second->sync.rounds(); });
+}
+
+uint64_t Session::iteration() {
+  std::scoped_lock lock(mutex_, clock_mutex_);
+  const uint64_t now = clock();
+  const bool ahead = std::any_of(progress_.begin(), progress_.end(), [now](const auto& one) {
+    const Progress& p = *one.second;
+    return p.sync.rounds() && std::any_of(p.closed.begin(), p.closed.end(), [now](uint64_t c) { return c > now; });
+  });
+  return now + (ahead ? 1 : 0);
+}
+
 Status Session::leave(int64_t deadline_ns) {
   if (left_.exchange(true) || engine_->forked() || engine_->closed()) return {};
   if (engine_->links() == nullptr) {

@@ -147,7 +147,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // How much of the present iteration of BSP objects this worker has pushed or closed already.
   enum class Begun : uint8_t { kNone, kSome, kAll };
   Begun begun();
-  bool has_open_pushes();                             // that wait for this worker to close their iteration
+  bool only_rounds();      // whether all objects that this worker has used are under BSP
+  uint64_t iteration();    // that the next push belongs to: beyond the clock where a push_pull has closed its object
+  bool has_open_pushes();  // that wait for this worker to close their iteration
   uint32_t rank_at_gates() const;                     // inside the process
   std::mutex& clock_mutex() { return clock_mutex_; }  // held while a push finds its clock
   // When it was last reported for whom this worker waits; the thread that advances it reports.

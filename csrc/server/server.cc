@@ -219,12 +219,13 @@ Status Server::remove(const std::string& name, uint32_t* number) {
 
 // A worker begins with the others, where its predecessor of the same rank had got to, or where they all are by now.
 void Server::join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock) {
-  uint64_t highest = 0, own = Gate::kNone;
+  const uint64_t base = base_clock_.load(std::memory_order_relaxed);
+  uint64_t highest = base, own = Gate::kNone;
   each_gate(workers_, [&](ServedObject&, Shard& shard) {
     highest = std::max(highest, shard.gate->highest());
     own = std::min(own, shard.gate->clock_of(rank));
   });
-  *clock = 0;
+  *clock = base;
   const bool begins = workers_->assume(world_size, highest);
   if (workers_->world_size() != world_size) return;
   workers_->came(rank, incarnation);

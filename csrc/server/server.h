@@ -69,6 +69,8 @@ class Server {
   Status remove(const std::string& name, uint32_t* number);
   // A number for a new session: shards keep its records under it.
   Status new_session(uint32_t* session);
+  // From now on workers that nobody's clock says more about begin at this one: where a checkpoint was cut.
+  void begin_at(uint64_t clock) { base_clock_.store(clock, std::memory_order_relaxed); }
   // The workers of the largest world_size that sessions have named. A session of another world_size is an outsider.
   const std::shared_ptr<Workers>& workers() const { return workers_; }
   void join(uint32_t rank, uint32_t world_size, uint64_t incarnation, uint64_t* clock);
@@ -97,6 +99,7 @@ class Server {
   std::unordered_map<std::string, uint32_t> numbers_;
   uint32_t last_number_ = 0;
   uint32_t sessions_ = 0;
+  std::atomic<uint64_t> base_clock_{0};
   std::shared_mutex objects_mutex_;
   std::vector<std::shared_ptr<ServedObject>> objects_;  // by number
   std::unordered_map<uint32_t, std::string> deleted_;   // names of those that were deleted
