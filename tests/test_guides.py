@@ -63,7 +63,7 @@ def test_the_program_of_the_start_page_runs_on_a_cluster(tmp_path: Path):
 
 
 def test_the_program_of_the_checkpoint_page_goes_on_where_it_was(tmp_path: Path):
-    (program,) = [block for _, block in examples(GUIDES / "checkpoints.md")]
+    (program,) = [block for _, block in examples(GUIDES / "checkpoints.md") if block.startswith("# train.py\n")]
     script = tmp_path / "train.py"
     script.write_text(program)
     command = [
@@ -80,6 +80,15 @@ def test_the_program_of_the_checkpoint_page_goes_on_where_it_was(tmp_path: Path)
         assert done.returncode == 0, done.stderr
         lines = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
         assert lines == ["done at clock 20", "done at clock 20", *said, *said]
+
+
+def test_the_examples_of_the_checkpoint_page_run_without_a_cluster(tmp_path: Path):
+    _, *others = [block for _, block in examples(GUIDES / "checkpoints.md")]
+    code = "\n".join(["import numpy as np", "import windlass as wl", *others])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def anchors(page: Path) -> set[str]:

@@ -109,6 +109,8 @@ SETTINGS: dict[str, Setting] = {
         "path", None, "The certificate that members trust; the control port is then expected to speak TLS."
     ),
 }
+#: At SIGTERM, for a last checkpoint before the end.
+SAVE_SECONDS = 30.0
 #: Variables that are not settings of this kind.
 OTHER_VARIABLES = {
     "WINDLASS_TOKEN",

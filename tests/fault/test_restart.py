@@ -263,9 +263,11 @@ cluster.barrier(timeout=300)
 """
 
 
-def run(tmp_path: pathlib.Path, *options: str, steps: int = 30, pause: float = 0.05) -> "subprocess.Popen[str]":
+def run(
+    tmp_path: pathlib.Path, *options: str, steps: int = 30, pause: float = 0.05, script: str = SCRIPT
+) -> "subprocess.Popen[str]":
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT)
+    path.write_text(script)
     command = [*WINDLASS, "run", "--workers", "2", "--checkpoint-dir", str(tmp_path / "saved"), *options]
     return subprocess.Popen(
         [*command, str(path), str(steps), str(pause)],
@@ -345,7 +347,8 @@ def test_sigterm_takes_a_checkpoint_before_the_run_ends(undisturbed: str, tmp_pa
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=PATIENCE_S)[0]
     assert process.returncode == 128 + signal.SIGTERM, output
-    assert complete(tmp_path) == 1
+    assert "worker: SIGTERM" not in output  # it is ended by the launcher, for whom there is a checkpoint
+    assert len(Folder(tmp_path / "saved").places(APP)) == complete(tmp_path) == 1
     with run(tmp_path, "--servers", "1", "--resume", pause=0.0) as process:
         assert fingerprint_in(process.communicate(timeout=PATIENCE_S)[0]) == undisturbed
 
@@ -378,3 +381,218 @@ def children(pid: int) -> list[tuple[int, str]]:
         if parent == pid:
             found.append((int(entry.name), line))
     return found
+
+
+def test_a_changed_rule_takes_weights_only_and_says_so_and_a_changed_policy_is_taken(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster, cluster.connect() as one:
+        trainer = Trainer(one, "asp")
+        trainer.train(4)
+        weights, keys, ds = trainer.w.pull(), np.arange(ROWS), trainer.d.pull()
+        rows = trainer.t.pull(keys, create=False)
+        one.save().wait(PATIENCE_S)
+    with LocalCluster(servers=3, checkpoint_dir=tmp_path, resume="newest") as cluster:
+        workers = pair(cluster)
+
+        def open_all(one: wl.Cluster) -> tuple[wl.Tensor, wl.Table]:
+            w = one.tensor("w", (WIDTH, 10), rule=wl.SGD(lr=1.0), init=wl.Normal(std=1.0), sync="bsp")
+            t = one.table("t", DIM, rule=wl.Adam(lr=0.1), init=wl.Normal(std=1.0), sync="bsp")
+            return w, t
+
+        opened: dict[int, tuple[wl.Tensor, wl.Table]] = {}
+        together(*[lambda one=one: opened.update({one.rank: open_all(one)}) for one in workers])
+        w, t = opened[0]
+        np.testing.assert_array_equal(w.pull(), weights)
+        np.testing.assert_array_equal(t.pull(keys, create=False), rows)
+        (first, *_) = t.export(state=True)
+        assert not first.state["exp_avg"].any()
+        said = cluster.status()["checkpoints"]["resumed"]["said"]
+        assert "'default/w' has another rule than in the checkpoint: only its weights are taken" in said
+        assert "'default/w' has the policy BSP(), and had ASP() in the checkpoint" in said
+        assert "only its weights are taken" in cluster.scheduler.output()
+
+        def train(one: wl.Cluster) -> None:
+            mine, _ = opened[one.rank]
+            assert one.clock == 4
+            for _ in range(3):
+                mine.push_pull(np.ones((WIDTH, 10), np.float32))
+                one.tick()
+
+        together(*[lambda one=one: train(one) for one in workers])
+        np.testing.assert_allclose(w.pull(), weights - 3, atol=1e-5)
+        d = workers[0].tensor("d", like=w, sync="asp")
+        np.testing.assert_array_equal(d.pull(), ds)
+        assert isinstance(w.dot(d), float)  # they lie alike still
+        with pytest.raises(wl.SpecMismatch, match="another spec"):  # it is in use
+            workers[1].tensor("w", (WIDTH, 10), rule=wl.Sum(), sync="bsp")
+        with pytest.raises(wl.SpecMismatch, match="another spec"):  # a shape is no matter of a rule
+            workers[1].tensor("n", (4,), rule=wl.Sum(), dtype="int64", sync="asp")
+        together(*[one.close for one in workers])
+
+
+def split_work(one: wl.Cluster, sync: str, stop: int, seen: dict[int, list[tuple[int, list[int]]]]) -> None:
+    """Epochs of a static split; what was handed out, with its epoch, by rank."""
+    w = one.tensor("w", (200,), rule=wl.Adam(lr=0.1), sync=sync)
+    lease = one.lease(120, 5, epochs=3, split="static")
+    for epoch in range(3):
+        for batch in lease:
+            seen.setdefault(one.rank, []).append((epoch, batch.tolist()))
+            w.push_pull(np.full(200, batch.sum(), np.float32))
+            if sync != "bsp":
+                one.tick()
+            if one.clock >= stop:
+                return
+
+
+def test_a_static_split_goes_on_at_each_ranks_own_batch(tmp_path: pathlib.Path) -> None:
+    def run(resume: str | None, stop: int, save: bool) -> tuple[dict[int, list[tuple[int, list[int]]]], str]:
+        seen: dict[int, list[tuple[int, list[int]]]] = {}
+        with LocalCluster(servers=2, checkpoint_dir=tmp_path, **({"resume": resume} if resume else {})) as cluster:
+            workers = pair(cluster)
+
+            def work(one: wl.Cluster) -> None:
+                if save:
+                    split_work(one, "bsp", 17, seen)
+                    if one.rank == 0:
+                        one.save("cut")
+                    return
+                split_work(one, "bsp", stop, seen)
+
+            together(*[lambda one=one: work(one) for one in workers])
+            found = workers[0].fingerprint()
+            if save:
+                for one in workers[1:]:
+                    one.tick()
+                until(lambda: cluster.status()["checkpoints"]["last"], "it is complete", PATIENCE_S)
+            together(*[one.close for one in workers])
+        return seen, found
+
+    whole, final = run(None, 1000, save=False)
+    first, _ = run(None, 17, save=True)
+    rest, found = run("cut", 1000, save=False)
+    assert {rank: len(batches) for rank, batches in whole.items()} == {0: 36, 1: 36}
+    for rank in (0, 1):
+        done = [batch for batch in whole[rank] if batch not in rest[rank]]
+        assert whole[rank][len(done) :] == rest[rank]
+        assert first[rank][: len(done)] == done
+    assert found == final  # bit for bit
+
+
+def test_with_another_number_of_workers_a_static_split_begins_its_epoch_again_and_says_so(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: dict[int, list[tuple[int, list[int]]]] = {}
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path) as cluster:
+        workers = pair(cluster)
+        together(*[lambda one=one: split_work(one, "asp", 15, seen) for one in workers])
+        workers[0].save().wait(PATIENCE_S)
+        together(*[one.close for one in workers])
+    assert {batches[-1][0] for batches in seen.values()} == {1}
+    seen.clear()
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path, resume="newest") as cluster, cluster.connect() as one:
+        split_work(one, "asp", 1000, seen)
+        said = cluster.status()["checkpoints"]["resumed"]["said"]
+    assert "begins epoch 1 again" in caplog.text
+    assert "is of 2 workers, and now there are 1" in caplog.text
+    assert [line for line in said if "static splits begin their epochs again" in line]
+    assert [epoch for epoch, _ in seen[0]] == [1] * 24 + [2] * 24
+    for epoch in (1, 2):
+        assert sorted(sample for at, batch in seen[0] if at == epoch for sample in batch) == list(range(120))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_sigterm_to_all_processes_at_once_takes_a_checkpoint_and_then_they_end(
+    sync: str, tmp_path: pathlib.Path
+) -> None:
+    """As Slurm, Kubernetes and spot machines do."""
+    keeps = 'cluster.keep(lambda: {"at": cluster.clock})\nprint(cluster.resumed)\nwhile cluster.clock'
+    script = SCRIPT.replace('sync="bsp"', f'sync="{sync}"').replace("while cluster.clock", keeps)
+    with run(tmp_path, "--servers", "2", script=script) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "begins at 0" in line:
+                break
+        time.sleep(0.5)
+        everyone = [process.pid, *(pid for pid, _ in children(process.pid))]
+        assert len(everyone) == 6
+        for pid in random.sample(everyone, 6):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "Traceback" not in output
+    assert complete(tmp_path) == 1, output
+    (place,) = Folder(tmp_path / "saved").places(APP)
+    with run(tmp_path, "--servers", "1", "--resume", pause=0.0, script=script) as process:
+        output = process.communicate(timeout=PATIENCE_S)[0]
+    assert f"clock={place.clock}, extra={{'at': {place.clock}}}" in output, output
+    if sync == "bsp":
+        with run(tmp_path, pause=0.0, script=script) as process:
+            assert fingerprint_in(output) == fingerprint_in(process.communicate(timeout=PATIENCE_S)[0])
+
+
+def test_sigterm_to_processes_that_nobody_launched_takes_a_checkpoint_too(tmp_path: pathlib.Path) -> None:
+    code = """
+import time, numpy as np, windlass as wl
+with wl.connect() as cluster:
+    w = cluster.tensor("w", (1000,), rule=wl.Adam(lr=0.1), sync="bsp")
+    print("begins", flush=True)
+    while True:
+        w.push_pull(np.ones(1000, np.float32))
+        time.sleep(0.02)
+"""
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, linger=False) as cluster:
+        workers = [cluster.worker(code, rank, 2) for rank in (0, 1)]
+        until(lambda: all("begins" in one.output() for one in workers), "workers train", PATIENCE_S)
+        time.sleep(0.3)
+        for one in (*cluster.servers, cluster.scheduler, *workers):
+            os.kill(one.pid, signal.SIGTERM)
+        assert [one.wait(PATIENCE_S) for one in workers] == [-signal.SIGTERM] * 2
+        assert [one.wait(PATIENCE_S) for one in (cluster.scheduler, *cluster.servers)] == [0, 0, 0]
+    found = newest(Folder(tmp_path), APP).checkpoint
+    assert found is not None
+    found.verify()
+    assert found.manifest.clock > 0
+
+
+def test_a_second_sigterm_ends_a_worker_at_once(tmp_path: pathlib.Path) -> None:
+    code = """
+import time, numpy as np, windlass as wl
+with wl.connect() as cluster:
+    w = cluster.tensor("w", (1000,), rule=wl.Sum(), sync="bsp")
+    v = cluster.tensor("v", (1000,), rule=wl.Sum(), sync="bsp")
+    w.push(np.ones(1000, np.float32))  # within an iteration, for ever
+    print("begins", flush=True)
+    time.sleep(1000)
+"""
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path) as cluster:
+        worker = cluster.worker(code)
+        until(lambda: "begins" in worker.output(), "the worker trains", PATIENCE_S)
+        os.kill(worker.pid, signal.SIGTERM)
+        until(lambda: "SIGTERM; ends when a checkpoint is taken" in worker.output(), "it has heard", PATIENCE_S)
+        assert worker.process.poll() is None
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait(PATIENCE_S) == -signal.SIGTERM
+    assert newest(Folder(tmp_path), APP).checkpoint is None
+
+
+def test_apps_side_by_side_are_saved_and_gone_on_from_each_by_itself(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster:
+        for app, value in (("a", 1.0), ("b", 2.0)):
+            with cluster.connect(app=app) as one:
+                w = one.tensor("w", (1000,), rule=wl.Sum(), sync="bsp")
+                for _ in range(3):
+                    w.push_pull(np.full(1000, value, np.float32))
+                one.save(extra=app).wait(PATIENCE_S)
+    assert Folder(tmp_path).apps() == ["a", "b"]
+    for app, other, value in (("a", "b", 3.0), ("b", "a", 6.0)):
+        with LocalCluster(servers=1, checkpoint_dir=tmp_path, resume="newest", app=app) as cluster:
+            with cluster.connect(app=app, checkpoint_dir=tmp_path) as one:
+                assert one.resumed is not None
+                assert (one.clock, one.resumed.extra) == (3, app)
+                assert (one.tensor("w").pull() == value).all()
+                assert [found.name for found in one.objects()] == ["w"]
+            with cluster.connect(app=other, checkpoint_dir=tmp_path) as one:
+                assert (one.clock, one.resumed) == (0, None)
+                assert one.load("newest") == ["w"]  # a warm start, beside the one that goes on
+                assert (one.tensor("w").pull() == 9.0 - value).all()
+                assert one.clock == 0

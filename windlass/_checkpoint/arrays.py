@@ -49,9 +49,12 @@ class Parts:
 _HEADS = ("keys", "updates", "touched")
 
 
-def parts_of(shelf: _core.Shelf, number: int) -> Parts:
-    """Of an object that a server holds."""
+def parts_of(shelf: _core.Shelf, number: int, app: str | None = None) -> Parts:
+    """Of an object that a server holds. app: whose files call it theirs, if it has another name here."""
     name, spec, is_table, shape, dtype, shards, vectors, row_numbers, shard_numbers, initial = shelf.describe(number)
+    if app is not None:
+        name = f"{app}/{name.partition('/')[2]}"
+        spec = _core.renamed_spec(spec, name)
     state = state_names(spec, shards)
     if state is None or len(state) != vectors + bool(row_numbers) + bool(shard_numbers):
         state = [f"state{i}" for i in range(vectors)]

@@ -160,6 +160,7 @@ class Manifest(Part, frozen=True):
     ledgers: msgspec.Raw = msgspec.Raw(b"null")
     notes: dict[str, msgspec.Raw] = {}  #: what others keep about objects, by their names: see export.py
     extra: dict[Annotated[str, Meta(pattern=r"\A(0|[1-9][0-9]{0,9})\Z")], msgspec.Raw] = {}  #: of users, by rank
+    splits: msgspec.Raw = msgspec.Raw(b"null")  #: how far each rank had got with its static splits
 
 
 class ParameterNote(Part, frozen=True):

@@ -1,5 +1,7 @@
 """A server's part of a resume: the shards that are here, filled from a checkpoint before anybody trains on them."""
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -7,8 +9,8 @@ import numpy as np
 
 from windlass import _core
 from windlass._checkpoint.arrays import Parts, parts_of
-from windlass._checkpoint.layout import DTYPES
-from windlass._checkpoint.reader import Checkpoint
+from windlass._checkpoint.layout import DTYPES, Shard
+from windlass._checkpoint.reader import Checkpoint, ReadPiece
 from windlass._errors import CorruptCheckpoint
 
 _UPDATES_OF_NEW_STATE = 1  # a row that was updated before, and whose rule begins anew
@@ -19,57 +21,136 @@ def fill(
     checkpoint: Checkpoint,
     objects: Iterable[tuple[int, Iterable[int]]],
     progress: Callable[[int], None] | None = None,
+    app: str | None = None,
 ) -> list[str]:
-    """Fills the shards of these objects, (number, shards here), and says in words what is not as it was."""
-    said = []
-    wanted: dict[tuple[str, int], tuple[int, Parts, bool]] = {}
+    """Fills the shards of these objects, (number, shards here), and says in words what is not as it was.
+
+    app: whose files call the objects theirs, if they have other names here.
+    """
+    said: list[str] = []
+    filling: dict[str, _Filling] = {}
     for number, shards in objects:
-        parts = parts_of(shelf, number)
-        whole = _same_state(checkpoint, parts)
-        if not whole:
-            said.append(f"{parts.name!r} has another rule than in the checkpoint: only its weights are taken")
-        for shard in shards:
-            wanted[parts.name, shard] = number, parts, whole
-    by_name = {
-        (shard.object, shard.shard): shard for name in {n for n, _ in wanted} for shard in checkpoint.shards(name)
-    }
-    for read in checkpoint.read(wanted):
-        number, parts, whole = wanted[read.object, read.shard]
-        size = sum(array.nbytes for array in read.arrays.values())
-        if parts.is_table:
-            arrays = read.arrays if whole else _weights_alone(parts, read.arrays)
-            data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-            shelf.rows(number, read.shard, len(read.arrays["keys"]), data)
+        parts = parts_of(shelf, number, app)
+        if _same_rule(checkpoint, parts):
+            filling[parts.name] = _Filling(shelf, checkpoint, number, parts, list(shards))
         else:
-            places = {array.name: place for place, array in enumerate(by_name[read.object, read.shard].arrays)}
-            for name, array in read.arrays.items():
-                if whole or name == "weights":
-                    at = read.offset * array.itemsize
-                    shelf.piece(number, read.shard, places[name], at, array.reshape(-1).view(np.uint8))
+            said.append(f"{parts.name!r} has another rule than in the checkpoint: only its weights are taken")
+            filling[parts.name] = _FillingWeights(shelf, checkpoint, number, parts, list(shards))
+    wanted = {(name, shard) for name, one in filling.items() for shard in one.wanted}
+    for read in checkpoint.read(wanted):
+        filling[read.object].take(read)
         if progress is not None:
-            progress(size)
-    for (name, shard), (number, _, whole) in wanted.items():
-        facts = by_name[name, shard].facts
-        count = facts.count if whole else 0
-        seen = shelf.counts(number, shard, facts.version, count, facts.made)
-        if whole and seen != facts.fingerprint:
-            where = checkpoint.folder.where(checkpoint.place)
-            raise CorruptCheckpoint(
-                f"{where}: shard {shard} of {name!r}: expected fingerprint {facts.fingerprint:016x}, saw {seen:016x}"
-            )
+            progress(sum(array.nbytes for array in read.arrays.values()))
+    for one in filling.values():
+        one.finish()
     return said
 
 
-def _same_state(checkpoint: Checkpoint, parts: Parts) -> bool:
+class _Filling:
+    """An object whose shards here become as they were. Under BSP all updates before the cut are made."""
+
+    def __init__(
+        self, shelf: _core.Shelf, checkpoint: Checkpoint, number: int, parts: Parts, shards: list[int]
+    ) -> None:
+        self.shelf, self.checkpoint, self.number, self.parts, self.shards = shelf, checkpoint, number, parts, shards
+        self.there: list[Shard] = checkpoint.shards(parts.name)
+
+    @property
+    def wanted(self) -> Iterable[int]:
+        """Shards of the checkpoint that have something for those here."""
+        return self.shards
+
+    def take(self, read: ReadPiece) -> None:
+        """A piece of one of them."""
+        if self.parts.is_table:
+            self.put_rows(read.shard, read.arrays)
+            return
+        places = {array.name: place for place, array in enumerate(self.there[read.shard].arrays)}
+        for name, array in read.arrays.items():
+            self.put_piece(read.shard, places[name], read.offset, array)
+
+    def put_rows(self, shard: int, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
+        data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+        self.shelf.rows(self.number, shard, len(arrays["keys"]), data)
+
+    def put_piece(self, shard: int, place: int, offset: int, array: "np.ndarray[Any, Any]") -> None:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self.shelf.piece(self.number, shard, place, offset * array.itemsize, data)
+
+    def finish(self) -> None:
+        """After the last piece."""
+        for shard in self.shards:
+            facts = self.there[shard].facts
+            seen = self.shelf.counts(self.number, shard, facts.version, facts.count, self.checkpoint.manifest.clock)
+            if seen != facts.fingerprint:
+                where = self.checkpoint.folder.where(self.checkpoint.place)
+                raise CorruptCheckpoint(
+                    f"{where}: shard {shard} of {self.parts.name!r}: expected fingerprint {facts.fingerprint:016x}, "
+                    f"saw {seen:016x}"
+                )
+
+
+class _FillingWeights(_Filling):
+    """One that has another rule: its state begins anew, and the rule may cut a tensor otherwise."""
+
+    def __init__(
+        self, shelf: _core.Shelf, checkpoint: Checkpoint, number: int, parts: Parts, shards: list[int]
+    ) -> None:
+        super().__init__(shelf, checkpoint, number, parts, shards)
+        if not parts.is_table:
+            self._first_here = _core.cut_of(parts.spec)
+            self._first_there = _core.cut_of(checkpoint.objects[parts.name].spec)
+
+    @property
+    def wanted(self) -> Iterable[int]:
+        if self.parts.is_table:
+            return self.shards
+        return {
+            there
+            for shard in self.shards
+            for there in _between(self._first_there, self._first_here[shard], self._first_here[shard + 1])
+        }
+
+    def take(self, read: ReadPiece) -> None:
+        if self.parts.is_table:
+            self.put_rows(read.shard, _weights_alone(self.parts, read.arrays))
+            return
+        weights = read.arrays.get("weights")
+        if weights is None:
+            return
+        begin = self._first_there[read.shard] + read.offset
+        end = begin + len(weights)
+        here = set(self.shards)
+        for shard in _between(self._first_here, begin, end):
+            first, last = max(begin, self._first_here[shard]), min(end, self._first_here[shard + 1])
+            if shard in here:
+                self.put_piece(shard, 0, first - self._first_here[shard], weights[first - begin : last - begin])
+
+    def finish(self) -> None:
+        version = max(shard.facts.version for shard in self.there)
+        for shard in self.shards:
+            self.shelf.counts(self.number, shard, version, 0, self.checkpoint.manifest.clock)
+
+
+def _between(firsts: list[int], begin: int, end: int) -> Iterable[int]:
+    """The shards, by their first elements, that have some of these."""
+    at = max(0, bisect.bisect_right(firsts, begin) - 1)
+    return itertools.takewhile(lambda shard: firsts[shard] < end, range(at, len(firsts) - 1))
+
+
+def _same_rule(checkpoint: Checkpoint, parts: Parts) -> bool:
     """Whether the checkpoint has the arrays that the shard has, with the same rule. Raises if the weights differ."""
     where = checkpoint.folder.where(checkpoint.place)
     there = checkpoint.objects[parts.name]
+    same = bool(_core.same_rule(there.spec, parts.spec))
     kind = "table" if parts.is_table else "tensor"
-    seen = (there.kind, tuple(there.shape), DTYPES.get(there.dtype), there.shards)
-    expected = (kind, parts.shape, parts.dtype, parts.shards)
+    seen: tuple[Any, ...] = (there.kind, tuple(there.shape), DTYPES.get(there.dtype))
+    expected: tuple[Any, ...] = (kind, parts.shape, parts.dtype)
+    if same or parts.is_table:
+        seen, expected = (*seen, there.shards), (*expected, parts.shards)
     if seen != expected:
         raise CorruptCheckpoint(f"{where}: {parts.name!r}: expected {expected}, saw {seen}")
-    return bool(_core.same_rule(there.spec, parts.spec))
+    return same
 
 
 def _weights_alone(parts: Parts, arrays: dict[str, "np.ndarray[Any, Any]"]) -> dict[str, "np.ndarray[Any, Any]"]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from windlass._checkpoint.folder import Entry, Folder
@@ -27,6 +28,7 @@ from windlass._checkpoint.names import Place
 from windlass._checkpoint.store import wrong_size
 from windlass._errors import CorruptCheckpoint, InvalidArgument, NotFound, StorageFailed
 
+BFLOAT16 = np.dtype("V2")  # numpy has none: its bits
 Arrays: TypeAlias = "dict[str, np.ndarray[Any, Any]]"
 
 
@@ -180,19 +182,27 @@ class Checkpoint:
             raise wrong_size(self._at(name), expected, found.bytes)
 
 
-def parse_safetensors(data: np.ndarray[Any, np.dtype[np.uint8]], where: str) -> Arrays:
-    """The arrays in a file, as views of it."""
+def parse_safetensors(data: np.ndarray[Any, np.dtype[np.uint8]], where: str, *, foreign: bool = False) -> Arrays:
+    """The arrays in a file, as views of it.
+
+    foreign: others wrote it. It may have metadata, and numbers of bfloat16, which come as their bits.
+    """
     if len(data) < 8:
         raise CorruptCheckpoint(f"{where}: expected a head of 8 bytes, saw {len(data)}")
     length = int.from_bytes(data[:8].tobytes(), "little")
     if length > min(HEADER_BYTES_MAX, len(data) - 8):
         raise CorruptCheckpoint(f"{where}: expected a head of at most {len(data) - 8} bytes, saw {length}")
-    entries: dict[str, _Entry] = decode(data[8 : 8 + length], dict[str, _Entry], where)
+    if foreign:
+        heads: dict[str, msgspec.Raw] = decode(data[8 : 8 + length], dict[str, msgspec.Raw], where)
+        heads.pop("__metadata__", None)
+        entries: dict[str, _Entry] = {name: decode(head, _Entry, where) for name, head in heads.items()}
+    else:
+        entries = decode(data[8 : 8 + length], dict[str, _Entry], where)
     numbers = data[8 + length :]
     arrays, at = {}, 0
     for name, entry in sorted(entries.items(), key=lambda one: one[1].data_offsets):
         begin, end = entry.data_offsets
-        dtype = DTYPES.get(entry.dtype)
+        dtype: Any = BFLOAT16 if foreign and entry.dtype == "BF16" else DTYPES.get(entry.dtype)
         if dtype is None:
             raise CorruptCheckpoint(
                 f"{where}: {name[:80]!r}: expected dtype {', '.join(DTYPES)}, saw {entry.dtype[:20]!r}"
@@ -209,10 +219,10 @@ def parse_safetensors(data: np.ndarray[Any, np.dtype[np.uint8]], where: str) -> 
     return arrays
 
 
-def _view(data: np.ndarray[Any, Any], dtype: str, shape: list[int], what: str) -> np.ndarray[Any, Any]:
+def _view(data: np.ndarray[Any, Any], dtype: Any, shape: list[int], what: str) -> np.ndarray[Any, Any]:
     """Copied only if a foreign writer left it where the processor cannot read it."""
     try:
-        array = data.view(dtype).reshape(shape)
+        array: np.ndarray[Any, Any] = data.view(dtype).reshape(shape)
     except (ValueError, OverflowError) as error:  # no numbers, and dimensions beyond what numpy has
         raise CorruptCheckpoint(f"{what}: {error}") from None
     return array if array.flags.aligned else array.copy()

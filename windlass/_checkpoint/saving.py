@@ -29,13 +29,17 @@ class CutOver(WindlassError):
 class Saving:
     """See the head of this file. arm() and write() are one thread's; cancel() anybody's."""
 
-    def __init__(self, shelf: _core.Shelf, numbers: "Sequence[int]", clock: int, files: ServerFiles) -> None:
+    def __init__(
+        self, shelf: _core.Shelf, numbers: "Sequence[int]", clock: int, files: ServerFiles, app: str | None = None
+    ) -> None:
+        """app: whose files call the objects theirs, if they have other names here."""
         self._shelf = shelf
         self._files = files
         self._cancelled = threading.Event()
         self._captures: list[tuple[Parts, _core.Capture]] = [
-            (parts_of(shelf, number), _core.Capture(shelf, number, clock)) for number in numbers
+            (parts_of(shelf, number, app), _core.Capture(shelf, number, clock)) for number in numbers
         ]
+        self.specs = [parts.spec for parts, _ in self._captures]  #: of the objects, as files have them
         self.bytes = 0  #: captured so far
 
     def arm(self) -> None:

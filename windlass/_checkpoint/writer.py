@@ -197,7 +197,11 @@ class ServerFiles:
         self._blocks.append(None)
         parts = block_parts(block)
         name = block_name(self._server, number)
-        future = self._writers.submit(self._folder.store.write, self._place.path, name, parts, self._pace)
+        try:
+            future = self._writers.submit(self._folder.store.write, self._place.path, name, parts, self._pace)
+        except RuntimeError:  # the process is ending: there are no threads to be had any more
+            future = concurrent.futures.Future()
+            future.set_result(self._folder.store.write(self._place.path, name, parts, self._pace))
         self._under_way[future] = number
 
     def _await(self, most: int) -> None:

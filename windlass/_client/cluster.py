@@ -3,11 +3,12 @@
 import atexit
 import contextlib
 import dataclasses
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from windlass._client.buffer_ring import Slots
 from windlass._client.near import Near
 from windlass._client.reports import Reports
 from windlass._data.lease import Lease, Split, make_lease
+from windlass._data.places import Places
 from windlass._errors import AccessDenied, InvalidArgument, Timeout, WindlassError
 from windlass._net.address import Address
 from windlass._net.dial import Dialer
@@ -39,11 +41,13 @@ from windlass.control.messages import Numbers, Reduced, ReduceOp
 
 if TYPE_CHECKING:
     from windlass._client.local_steps import Arrays, Elastic, Local
+    from windlass._client.near_saves import NearSaves
     from windlass._client.remote import Remote
     from windlass._client.scheduler_client import Attendance
 
 _CLOSE_SECONDS = 5.0  # at most, after an error
 _FOREVER_SECONDS = 1e6
+_T = TypeVar("_T")
 
 
 class Patience(NamedTuple):
@@ -75,6 +79,9 @@ class Cluster:
         self._dialer = dialer
         self._remote = remote
         self._attendance = attendance
+        self._saver = saving.Saver() if attendance is None else attendance.saver
+        self._notes: dict[str, bytes] = {}  # on objects, for their checkpoints: JSON
+        self._main_thread = threading.current_thread() is threading.main_thread()
         self._timeout = timeout
         self._sync = sync  # None: nobody has chosen one
         self._reports = Reports()
@@ -82,6 +89,10 @@ class Cluster:
             attendance.reports = self._reports
         self._leases: dict[str, Lease] = {}  # by name
         self._near = Near() if near is None else near
+        if remote is None and session.world_size:
+            self._near.workers.add(self)
+            self._saver.awake = self._near.terms.automatic
+        self._places = self._known_places()
         self._near_barrier: NearBarrier | None = None
         self._at_barrier = threading.Lock()
         self._unmet: list[Numbers | None] = []  # what it gave at the barrier where it stands, after a timeout
@@ -115,7 +126,7 @@ class Cluster:
         what = f"tensor {name!r}"
         if shape is None and rule is None and like is None:
             self._only_name(what, name, init, dtype, seed, reject_nonfinite, sync)
-            return open_tensor(self, name)
+            return self._opened(name, lambda: open_tensor(self, name))
         root = ""
         if like is not None and isinstance(name, str):
             root = root_of(self, name, like, shape, dtype)
@@ -128,17 +139,20 @@ class Cluster:
         self._session.check()
         if self._reads:
             find(self, name, "tensor")  # what is not there it cannot make
-        return Tensor(
-            self,
+        return self._opened(
             name,
-            dims,
-            rule,
-            init if init is not None else Zeros(),
-            np.float32 if dtype is None else dtype,
-            seed,
-            reject_nonfinite,
-            parse_sync(sync, self.sync, what),
-            root,
+            lambda: Tensor(
+                self,
+                name,
+                dims,
+                rule,
+                init if init is not None else Zeros(),
+                np.float32 if dtype is None else dtype,
+                seed,
+                reject_nonfinite,
+                parse_sync(sync, self.sync, what),
+                root,
+            ),
         )
 
     def table(
@@ -161,7 +175,7 @@ class Cluster:
         what = f"table {name!r}"
         if dim is None and rule is None:
             self._only_name(what, name, init, None, seed, reject_nonfinite, sync)
-            return open_table(self, name)
+            return self._opened(name, lambda: open_table(self, name))
         if isinstance(dim, bool) or not isinstance(dim, (int, np.integer)) or not 1 <= dim <= 2**20:
             raise InvalidArgument(f"{what}: dim must be a whole number between 1 and {2**20}, not {dim!r}")
         self._check(what, name, rule, init, seed)
@@ -170,7 +184,13 @@ class Cluster:
         self._session.check()
         if self._reads:
             find(self, name, "table")
-        return Table(self, name, int(dim), rule, init if init is not None else Zeros(), seed, reject_nonfinite, policy)
+        start = Zeros() if init is None else init
+        return self._opened(name, lambda: Table(self, name, int(dim), rule, start, seed, reject_nonfinite, policy))
+
+    def _opened(self, name: str, make: Callable[[], _T]) -> _T:
+        """What `make` makes; of a checkpoint that was loaded here, also with another rule or policy."""
+        saves = self._near.made_saves
+        return make() if saves is None else saves.open(name, make)
 
     def objects(self, *, timeout: float | None = None) -> list[ObjectInfo]:
         """All tensors and tables of all apps, sorted by name.
@@ -265,6 +285,7 @@ class Cluster:
         else:
             made = self._remote.cluster(rank, world_size, self._timeout, self._engine)
         made._further, made._torch = True, self._torch
+        made._near.terms.where = self._near.terms.where
         return made
 
     def reader(self) -> "Cluster":
@@ -460,9 +481,41 @@ class Cluster:
         self._between()
 
     def _between(self) -> None:
-        """Between two iterations: takes the checkpoint that is due, if one is."""
-        if self._attendance is not None and self._attendance.saver.due:
+        """Between two iterations: takes the checkpoint that is due, if one is; ends if the process is to end."""
+        saver = self._saver
+        if not saver.awake:
+            return
+        automatic = self._near.terms.automatic
+        if automatic:
+            self._near_saves().look(self)
+        if saver.due:
             saving.take_due(self)
+        if saver.holds:
+            from windlass._client.hold import hold
+
+            hold(self)
+        saver.awake = bool(automatic or saver.due or saver.holds)
+
+    def _before_push(self) -> None:
+        """Before a push that may begin an iteration: one that push_pull() ended had no tick()."""
+        if self._session.begun == 2 and not self._reads:
+            self._between()
+
+    def _near_saves(self) -> "NearSaves":
+        return self._near.saves(self._engine)
+
+    def _known_places(self) -> Places:
+        """Of static splits, from where the checkpoint had them."""
+        places = Places(self)
+        if self._attendance is not None:
+            self._attendance.places = places
+            welcome = self._attendance.member.welcome
+            places.resumed, places.why = welcome.places, welcome.places_why
+            places.announce = self._attendance.announce_split
+        elif self._near.made_saves is not None and self._near.made_saves.resumed is not None:
+            resumed = self._near.made_saves.resumed
+            places.resumed, places.why = resumed.places_of(self.rank, self.world_size)
+        return places
 
     def save(
         self,
@@ -470,6 +523,7 @@ class Cluster:
         *,
         only: Sequence[str | Tensor | Table] | None = None,
         extra: Any = None,
+        to: "str | os.PathLike[str] | None" = None,
         timeout: float | None = None,
     ) -> saving.SavedCheckpoint:
         """Takes a checkpoint of this app, cut at this worker's clock. Call it between two iterations.
@@ -478,11 +532,53 @@ class Cluster:
         what is returned ends when the checkpoint is complete. Under BSP it has exactly the updates that were closed
         before; under other policies each shard has what had arrived. tag: a name to find it by; those with a tag stay.
         only: some objects; nobody resumes from such a checkpoint unasked. extra: whatever JSON can say, which this rank
-        finds in ``cluster.resumed`` again.
+        finds in ``cluster.resumed`` again. to: where the servers are inside this process, a folder or any URL that
+        fsspec knows (default: ``connect(checkpoint_dir=)``); others write below their own alone.
         """
         self._session.check()
         self._no_reader("save", "takes no checkpoints: `windlass checkpoint save` asks for one from outside")
-        return saving.save(self, tag, only, extra, self._timeout if timeout is None else timeout)
+        return saving.save(self, tag, only, extra, to, self._timeout if timeout is None else timeout)
+
+    def load(
+        self,
+        source: "str | os.PathLike[str] | Mapping[str, ArrayLike]",
+        names: Sequence[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Puts what a checkpoint or a file has into tensors and tables. Returns their names. ::
+
+            cluster.load("best")  # a checkpoint, by its tag or id; "newest"; or a folder or URL of checkpoints
+            cluster.load("model.safetensors", rename={"fc.weight": "w"})
+            cluster.load(torch.load("model.pt", weights_only=True), names=["emb.weight"], rename={"emb.weight": "user"})
+
+        A warm start: weights, rule state and counts of updates; clocks and leased data stay. Objects of a checkpoint
+        are made where they are missing, and open by their names alone; where the rule is another, weights alone are
+        taken, which the log says. Files are safetensors, or a state dict by ``torch.save``, of which nothing but
+        numbers is read: their arrays go to objects that are there. ``w.NAME`` is the state NAME of tensor w; a table
+        has ``user.keys``, ``user.weights`` and its state, or a matrix whose row i becomes that of key i.
+
+        names: some of what is there (default: all of it). rename: their names here. timeout: that of one portion. One
+        worker calls it, while nobody trains: let the others wait at ``barrier()``.
+
+        Where the servers are inside this process and nothing has been made yet, a checkpoint of which neither `names`
+        nor `rename` choose is gone on from: with its clock, what it calls done of leased data, and
+        ``cluster.resumed``.
+        """
+        from windlass._client.warm_start import load
+
+        self._session.check()
+        self._no_reader("load", "changes nothing")
+        return load(self, source, names, rename, self._timeout if timeout is None else timeout)
+
+    def _begin_again(self) -> None:
+        """After objects were loaded from a checkpoint: at its clock."""
+        session = self._session
+        session.leave(self._timeout)
+        session.close()
+        self._session = _core.Session(self._engine, session.rank, session.world_size)
+        self._places = self._known_places()
 
     def keep(self, extra: "Callable[[], Any] | None") -> None:
         """Keeps what `extra()` returns in each checkpoint, for this rank to find after a restart. None: keeps nothing.
@@ -490,13 +586,15 @@ class Cluster:
         It is called whenever a checkpoint is due, between two iterations, and returns whatever JSON can say.
         ``cluster.resumed.extra`` has that value in a run that resumes.
         """
-        if self._attendance is not None:
-            self._attendance.saver.keeps = extra
+        self._saver.keeps = extra
 
     @property
     def resumed(self) -> "saving.Resumed | None":
         """The checkpoint that this cluster began with: id, clock, and what this rank left in it, if there was one."""
-        return None if self._attendance is None else self._attendance.resumed
+        if self._attendance is not None:
+            return self._attendance.resumed
+        saves = self._near.made_saves
+        return None if saves is None or self._reads else saves.told(self.rank)
 
     def settle(self, *, timeout: float | None = None) -> None:
         """Waits until everything this worker has pushed and closed has arrived at the servers.
@@ -664,6 +762,8 @@ class Cluster:
             self._close_leases(timeout, failed=failed)
             with contextlib.suppress(WindlassError):  # a lost server waits for nobody
                 self._session.leave(min(timeout, _CLOSE_SECONDS))
+            if self._near.made_saves is not None:
+                self._near.made_saves.close()
             self._engine.close(timeout)
         finally:
             self._near.barriers.wake()

@@ -9,13 +9,14 @@ from typing import Any, Literal, NoReturn
 from windlass import _core
 from windlass._cgroup import default_memory_bytes_max, usable_cores
 from windlass._client.cluster import Cluster
+from windlass._client.near import Near, SaveTerms
 from windlass._client.remote import Remote, Transport
 from windlass._errors import InvalidArgument
 from windlass._net.address import Address
 from windlass._net.token import check_token
 from windlass._objects.arrays import is_whole
 from windlass._rules.sync import ASP, OVERDUE_SECONDS, Sync, parse_sync
-from windlass._settings import Settings, token_of
+from windlass._settings import Settings, every, token_of
 from windlass._settings import load as load_settings
 
 _THREADS_MAX = 256
@@ -45,6 +46,8 @@ def connect(
     arrays: Arrays = "numpy",
     threads: int | None = None,
     memory_bytes_max: int | None = None,
+    checkpoint_dir: "str | os.PathLike[str] | None" = None,
+    resume: bool | str = False,
 ) -> Cluster:
     """Connects to a cluster, or starts a server inside this process.
 
@@ -74,11 +77,16 @@ def connect(
         for all workers of an app (default: WINDLASS_ON_WORKER_LOSS, else "continue").
     arrays: "torch" for torch's wherever this cluster makes new arrays; otherwise torch comes out only where it goes in.
 
-    Without servers, the one inside this process has two settings.
+    checkpoint_dir: where checkpoints are kept, a folder or any URL that fsspec knows (default:
+        WINDLASS_CHECKPOINT_DIR). Where there is a scheduler, ``load()`` looks there; servers write to their own.
+
+    Without servers, the one inside this process has more settings.
 
     threads: how many work on one large request at once (default: the cores that this process may use).
     memory_bytes_max: what tensors and tables may take on the server (default: 80 % of the memory of the machine or
         its cgroup).
+    resume: goes on from the newest good checkpoint (True), or from one by its id or tag (default: as WINDLASS_RESUME
+        says, "newest" or which one; else not). WINDLASS_CHECKPOINT_EVERY, _KEEP and _RATE count, too.
 
     Every call makes its own engine; ``cluster.worker(rank, world_size)`` gives further workers on the same one.
     """
@@ -101,7 +109,16 @@ def connect(
 
         found = rundir.named(run)
         address, token = found.address, found.token() if token is None else token
-    settings = load_settings({"address": address, "app": app, "transport": transport, "on_worker_loss": on_worker_loss})
+    where = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
+    settings = load_settings(
+        {
+            "address": address,
+            "app": app,
+            "transport": transport,
+            "on_worker_loss": on_worker_loss,
+            "checkpoint_dir": where,
+        }
+    )
     start_seconds = settings.start_timeout if timeout is None else timeout
     timeout = _CALL_SECONDS if timeout is None else timeout
     given = settings.sync if sync is None else sync
@@ -111,6 +128,8 @@ def connect(
     if servers is None and settings.address is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of the servers here")
+        if resume:
+            raise InvalidArgument("connect: where there is a scheduler, it goes on from a checkpoint: --resume")
         from windlass._client.scheduler_client import Scheduled, join
         from windlass._net.tls import client_tls
 
@@ -129,7 +148,7 @@ def connect(
             settings.on_worker_loss,
         )
         world = 1 if world_size is None else world_size
-        return _with(arrays, join(scheduled, rank, world, timeout, start_seconds=start_seconds))
+        return _with(arrays, join(scheduled, rank, world, timeout, start_seconds=start_seconds), settings)
     if address is not None:
         raise InvalidArgument("connect: either address, of a scheduler, or servers")
     if reader and servers is None:
@@ -142,6 +161,8 @@ def connect(
     if servers is not None:
         if threads is not None or memory_bytes_max is not None:
             raise InvalidArgument("connect: threads and memory_bytes_max are settings of `windlass server` here")
+        if resume:
+            raise InvalidArgument("connect: servers=[...] have no scheduler, who could go on from a checkpoint")
         if rank is None and world_size is None and not reader:
             rank, world_size = _from_environment("RANK", 0), _from_environment("WORLD_SIZE", 1)
         remote = Remote.of(
@@ -154,10 +175,10 @@ def connect(
             policy,
         )
         if reader:
-            return _with(arrays, remote.cluster(0, 0, timeout))
+            return _with(arrays, remote.cluster(0, 0, timeout), settings)
         if world_size == 0:
             raise InvalidArgument(f"connect: rank {rank!r} is not in a world of 0")
-        return _with(arrays, remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout))
+        return _with(arrays, remote.cluster(rank or 0, 1 if world_size is None else world_size, timeout), settings)
     if (rank, world_size, token, checksums, transport, app) != (None,) * 6:
         raise InvalidArgument(
             "connect: app, rank, world_size, token, checksums and transport go with an address or servers=[...]"
@@ -176,7 +197,28 @@ def connect(
         raise InvalidArgument(f"connect: memory_bytes_max must be a whole number of bytes, not {memory_bytes_max!r}")
     engine = _core.Engine(threads, default_memory_bytes_max() if memory_bytes_max is None else memory_bytes_max)
     engine.set_overdue(OVERDUE_SECONDS)
-    return _with(arrays, Cluster(engine, _core.Session(engine, 0, 1), None, timeout, sync=policy))
+    near = Near(_save_terms(settings))
+    which = resume or os.environ.get("WINDLASS_RESUME")
+    if which:
+        if near.terms.where is None:
+            raise InvalidArgument(
+                "connect: there is no place to look for checkpoints; give checkpoint_dir= (WINDLASS_CHECKPOINT_DIR)"
+            )
+        near.saves(engine).resume_from(near.terms.where, None if which in (True, "newest") else str(which))
+    return _with(arrays, Cluster(engine, _core.Session(engine, 0, 1), None, timeout, near=near, sync=policy), settings)
+
+
+def _save_terms(settings: Settings) -> SaveTerms:
+    """For the servers inside this process."""
+    seconds, iterations = (None, None) if settings.checkpoint_every is None else every(settings.checkpoint_every)
+    return SaveTerms(
+        settings.checkpoint_dir,
+        settings.app,
+        settings.checkpoint_keep,
+        settings.checkpoint_rate,
+        seconds,
+        iterations,
+    )
 
 
 def world_told(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -190,8 +232,9 @@ def world_told(environ: Mapping[str, str]) -> tuple[str, str] | None:
     return next(((name, world) for name, world in told if world and world != "1"), None)
 
 
-def _with(arrays: Arrays, cluster: Cluster) -> Cluster:
+def _with(arrays: Arrays, cluster: Cluster, settings: Settings) -> Cluster:
     cluster._torch = arrays == "torch"
+    cluster._near.terms.where = settings.checkpoint_dir
     return cluster
 
 

@@ -1,7 +1,10 @@
 """cluster.save(): a checkpoint of this worker's app, cut at its own clock."""
 
+import itertools
 import json
 import logging
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +17,8 @@ from windlass.control.member import error_of
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
 
-_ASKS, _ASKS_NOW = 2, 3
+_KEEPS, _ASKS, _ASKS_NOW = 1, 2, 3
+_TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 _log = logging.getLogger("windlass")
 
 
@@ -66,6 +70,8 @@ class Saver:
         self._ended: dict[str, WindlassError | None] = {}  # before the answer that it was armed was seen
         self.due = 0  #: 0: no checkpoint is; 1: this worker is to say what it keeps; 2, 3: and to ask for it, soon, now
         self.keeps: Callable[[], Any] | None = None
+        self.holds = False  #: the process was told to end, and waits for a checkpoint
+        self.awake = False  #: there is something to do between two iterations: one is due, or the process is to end
 
     def over(self, message: m.SaveOver) -> None:
         """The scheduler's word."""
@@ -86,6 +92,11 @@ class Saver:
             else:
                 self._going[id] = made
         return made
+
+    def ask(self, lowest: bool) -> None:
+        """A checkpoint is due; the lowest rank asks for it."""
+        self.due = _ASKS if lowest else _KEEPS
+        self.awake = True
 
     def end(self, error: WindlassError) -> None:
         """The cluster is over."""
@@ -113,13 +124,24 @@ def as_json(value: Any, what: str) -> bytes:
 
 
 def save(
-    cluster: "Cluster", tag: str | None, only: Sequence[Any] | None, extra: Any, timeout: float
+    cluster: "Cluster",
+    tag: str | None,
+    only: Sequence[Any] | None,
+    extra: Any,
+    to: "str | os.PathLike[str] | None",
+    timeout: float,
 ) -> SavedCheckpoint:
-    """Asks the scheduler, and waits until nothing of the cut can be lost any more."""
+    """Has it taken, and waits until nothing of the cut can be lost any more."""
     what = "save" if tag is None else f"save {tag!r}"
     attendance = cluster._attendance
-    if attendance is None:
+    if attendance is None and cluster._remote is not None:
         raise InvalidArgument(f"{what}: checkpoints of servers by their addresses need a scheduler")
+    if attendance is not None and to is not None:
+        raise InvalidArgument(f"{what}: to={os.fspath(to)!r}: servers write below their own checkpoint_dir alone")
+    if tag is not None and (not isinstance(tag, str) or _TAG.fullmatch(tag) is None):
+        raise InvalidArgument(
+            f"{what}: a tag is 1 to 128 letters, digits, '_', '.' or '-', and begins with a letter or digit"
+        )
     if cluster._session.begun == 1:
         raise InvalidArgument(
             f"{what}: this worker is within iteration {cluster.clock}: some of its BSP objects are pushed or closed, "
@@ -132,27 +154,42 @@ def save(
     deadline = time.monotonic() + timeout
     clock = cluster.clock
     cluster._session.settle(max(0.0, deadline - time.monotonic()))
+    notes = notes_of(cluster)
+    if attendance is None:
+        return cluster._near_saves().save(cluster, tag, names, packed, to, notes)
     answer = attendance.member.ask(
-        lambda n: m.Save(n, clock, tag, names, packed), what, max(0.0, deadline - time.monotonic())
+        lambda n: m.Save(n, clock, tag, names, packed, notes), what, max(0.0, deadline - time.monotonic())
     )
     return attendance.saver.note(answer.saved, clock)
+
+
+def notes_of(cluster: "Cluster") -> dict[str, bytes]:
+    """What travels of them: one that is too long is left out, and its tensor is exported as it is."""
+    fitting = ((name, note) for name, note in cluster._notes.items() if len(note) <= m.NOTE_BYTES_MAX)
+    return dict(itertools.islice(fitting, m.NOTES_MAX))
 
 
 def take_due(cluster: "Cluster") -> None:
     """Between two iterations, when a checkpoint is due. Whoever asks does so one iteration later than it keeps, so that
     what the others keep is in it."""
-    attendance = cluster._attendance
-    assert attendance is not None
-    saver = attendance.saver
+    saver = cluster._saver
+    if cluster._session.begun == 1:
+        return  # the iteration is not over
+    if cluster._session.begun == 2:
+        cluster._session.tick(cluster._timeout)
     due, saver.due = saver.due, 0
     if due == _ASKS_NOW:
         try:
-            save(cluster, None, None, None if saver.keeps is None else saver.keeps(), cluster._timeout)
+            save(cluster, None, None, None if saver.keeps is None else saver.keeps(), None, cluster._timeout)
         except WindlassError as error:
             _log.warning("checkpoint: %s", error)
         return
     if saver.keeps is not None:
-        attendance.member.tell(m.Keep(cluster.clock, as_json(saver.keeps(), "keep")))
+        kept = as_json(saver.keeps(), "keep")
+        if cluster._attendance is not None:
+            cluster._attendance.member.tell(m.Keep(cluster.clock, kept))
+        else:
+            cluster._near_saves().keep(cluster.rank, cluster.clock, kept)
     if due == _ASKS:
         saver.due = _ASKS_NOW
 

@@ -14,6 +14,7 @@ from windlass._client.cluster import Cluster
 from windlass._client.remote import Remote, Transport
 from windlass._client.reports import Reports
 from windlass._client.saving import Resumed, Saver
+from windlass._data.places import Places
 from windlass._errors import ERRORS, Closed, InternalError, InvalidArgument, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address, is_here
 from windlass._net.dial import Dialer
@@ -80,6 +81,7 @@ class Attendance:
         self.member.report = self._report
         self.saver = Saver()
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
+        self.places: Places | None = None  # the cluster's, once there is one
         self._barrier = 1  # the number of the next one
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
@@ -174,9 +176,15 @@ class Attendance:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
         match message:
             case m.SaveDue(asks):
-                self.saver.due = 2 if asks else 1
+                self.saver.ask(asks)
             case m.SaveOver():
                 self.saver.over(message)
+            case m.SplitsDue(save, clock):
+                self._tell_places(save, clock)
+            case m.HoldOver():
+                from windlass._client.hold import over
+
+                over()
         if self._over is not None:
             self.saver.end(self._over)
         if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
@@ -184,10 +192,21 @@ class Attendance:
         if isinstance(message, m.ShardMoved) and links is not None:
             links.moved(message.object, message.shard, message.server, message.term)
 
+    def announce_split(self) -> None:
+        """Checkpoints ask this worker how far it has got."""
+        self.member.tell(m.HasSplit())
+
+    def _tell_places(self, save: int, clock: int) -> None:
+        told = self.places is None or self.places.tell(clock, lambda at: self.member.tell(m.Splits(save, at)))
+        if not told:
+            self.member.tell(m.Splits(save, later=True))
+
     def _report(self) -> m.Report | None:
         session = self.session
         if session is None:
             return None
+        if self.places is not None:
+            self.places.look()
         return m.Report(clock=session.clock, values=self.reports.newest(), pulls=m.PullReport(*session.pull_stats))
 
     # -- what the core asks ------------------------------------------------------------------------------------------
@@ -298,4 +317,9 @@ def join(
         scheduled.transport,
         scheduled.sync,
     )
-    return Cluster(engine, session, dialer, timeout, remote, attendance, sync=scheduled.sync)
+    cluster = Cluster(engine, session, dialer, timeout, remote, attendance, sync=scheduled.sync)
+    if welcome.saves and not scheduled.reader:
+        from windlass._client.hold import watch
+
+        watch(cluster)
+    return cluster

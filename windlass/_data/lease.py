@@ -1,6 +1,7 @@
 """Leases: a worker's share of the samples of each epoch, as arrays of sample numbers."""
 
 import collections
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 Split = Literal["leased", "static"]
 Indices = npt.NDArray[np.int64]
+_HANDED_MAX = 4096  # batches whose iterations a static split remembers
 RANGE_BATCHES = 8  # per lease, if there are enough
 RANGES_LEAST = 64  # per epoch, if there are as many batches, so that shares come out even
 RANGES_MOST = 1 << 20
@@ -135,6 +137,22 @@ class StaticLease(Lease):
         self._at = 0
         self._drawn: collections.deque[int] = collections.deque()
         self._samples_done = 0
+        self._begins = 0, 0  # the epoch, and how many batches of it were used before
+        self._lock = threading.Lock()  # of what follows: who takes a checkpoint asks from another thread
+        self._used = 0, 0  # the epoch, and how many batches of it were handed out
+        self._handed: collections.deque[tuple[int, int, int]] = collections.deque(maxlen=_HANDED_MAX)
+
+    def _begin_at(self, epoch: int, batches: int) -> None:
+        """Where a checkpoint was cut: there is nothing in earlier epochs, and nothing before this batch."""
+        self._begins = self._used = epoch, batches
+
+    def _used_before(self, clock: int) -> tuple[int, int]:
+        """The epoch, and how many batches of it were used in iterations before this one. May be too few."""
+        with self._lock:
+            for at, (handed_at, epoch, before) in enumerate(self._handed):
+                if handed_at >= clock:  # where nobody remembers what was before, the epoch begins again
+                    return epoch, before if at or len(self._handed) < _HANDED_MAX else 0
+            return self._used
 
     @property
     def samples_done(self) -> int:
@@ -148,7 +166,14 @@ class StaticLease(Lease):
     def _next_epoch(self) -> None:
         super()._next_epoch()
         self._drawn.clear()
-        self._at = self._rank * self.batch_size
+        epoch, batches = self._begins
+        before = batches if self._epoch == epoch else 0
+        self._at = (self._rank + before * self._world_size) * self.batch_size
+        if self._epoch < epoch:
+            self._at = self.samples
+        else:
+            with self._lock:
+                self._used = self._epoch, before
 
     def _draw(self) -> Indices | None:
         if self._at >= self.samples:
@@ -160,6 +185,12 @@ class StaticLease(Lease):
 
     def _hand(self) -> None:
         self._samples_done += self._drawn.popleft()
+        clock = self._cluster._session.iteration
+        with self._lock:
+            epoch, before = self._used
+            self._handed.append((clock, epoch, before))
+            self._used = epoch, before + 1
+        self._cluster._places.look()
 
 
 def range_of(samples: int, batch: int) -> int:
@@ -204,7 +235,9 @@ def make_lease(
         raise InvalidArgument(f"{what}: this worker has made it already; iterate over that one, or give another name")
     order = Order(int(samples), bool(shuffle), int(seed))
     if split == "static":
-        made: Lease = StaticLease(cluster, name, int(samples), int(batch_size), int(epochs), order)
+        split_up = StaticLease(cluster, name, int(samples), int(batch_size), int(epochs), order)
+        cluster._places.add(split_up, bool(shuffle), int(seed))
+        made: Lease = split_up
     else:
         from windlass._data.ledger_lease import leased_by
 

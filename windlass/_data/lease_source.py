@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from windlass._errors import SpecMismatch
 from windlass.control import messages as m
 from windlass.control.leases import Ledger, said
+from windlass.control.leases import Saved as SavedLedger
 
 if TYPE_CHECKING:
     from windlass._client.scheduler_client import Attendance
@@ -69,6 +70,17 @@ class Ledgers:
             self._sources.pop(who, None)
             if name in self._by_name:
                 self._by_name[name].left(who)
+
+    def saved(self) -> dict[str, SavedLedger]:
+        """What is done, by name, for a checkpoint."""
+        with self._lock:
+            return {name: ledger.saved() for name, ledger in self._by_name.items()}
+
+    def restore(self, saved: dict[str, SavedLedger]) -> None:
+        """Goes on where others had got to. Raises BadLease."""
+        restored = {name: Ledger.restored(one) for name, one in saved.items()}
+        with self._lock:
+            self._by_name.update(restored)
 
     def status(self) -> dict[str, dict[str, int]]:
         """The status of each ledger, by name, as a scheduler gives it."""

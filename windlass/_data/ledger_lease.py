@@ -153,7 +153,7 @@ class LedgerLease(Lease):
                 self._batch_seconds += (seconds - self._batch_seconds) * (0.2 if self._batch_seconds else 1.0)
             self._handed_at = now
             if batch.last:
-                self._used.append((self._cluster.clock, batch.key))
+                self._used.append((self._cluster._session.iteration, batch.key))
 
     def _settle(self) -> None:
         """Ranges are done whose last batch was used in an iteration that is closed, with all its pushes answered.

@@ -176,13 +176,15 @@ def serve(
     host: Host,
     ready: Callable[[list[Address], Stop], None],
     until_eof: int | None = None,
+    stays: Callable[[], bool] | None = None,
 ) -> int:
     """Serves until SIGINT, SIGTERM or the end of the file `until_eof`, then closes the host, also when it raises.
 
     ready: called with the addresses, ports filled in, once clients can connect, and with a function that ends the
-    server from any thread with an exit code, which is returned. Signals count in the main thread only.
+    server from any thread with an exit code, which is returned. Signals count in the main thread only. stays: asked at
+    the first SIGTERM whether the server ends by itself, when it has done what it must.
     """
-    return asyncio.run(_serve(listen, token, host, ready, until_eof))
+    return asyncio.run(_serve(listen, token, host, ready, until_eof, stays))
 
 
 async def _serve(
@@ -191,6 +193,7 @@ async def _serve(
     host: Host,
     ready: Callable[[list[Address], Stop], None],
     until_eof: int | None,
+    stays: Callable[[], bool] | None,
 ) -> int:
     stop, codes = asyncio.Event(), [0]
     loop = asyncio.get_running_loop()
@@ -201,7 +204,7 @@ async def _serve(
             loop.call_soon_threadsafe(stop.set)
 
     listeners: list[socket.socket] = []
-    with told_by_signal(stop):
+    with told_by_signal(stop, stays):
         try:
             check_reach(addresses, token)
             for address in addresses:
@@ -259,15 +262,23 @@ def _says_who_is_waited_for(host: Host) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_by_signal(stop: asyncio.Event) -> Iterator[None]:
-    """Sets the event at SIGINT and SIGTERM, in the main thread."""
+def told_by_signal(stop: asyncio.Event, stays: Callable[[], bool] | None = None) -> Iterator[None]:
+    """Sets the event at SIGINT and SIGTERM, in the main thread; at the first SIGTERM unless `stays()`."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        loop.add_signal_handler(number, stop.set)
+    asked = False
+
+    def terminate() -> None:
+        nonlocal asked
+        first, asked = not asked, True
+        if not (first and stays is not None and stays()):
+            stop.set()
+
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, terminate)
     try:
         yield
     finally:

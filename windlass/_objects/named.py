@@ -171,11 +171,15 @@ def rule_in(spec: bytes) -> tuple[Rule, tuple[int, ...], int]:
 
 def open_tensor(cluster: "Cluster", name: str) -> Tensor:
     """A tensor that is there, as it was made."""
-    spec = find(cluster, name, "tensor")
+    return _tensor(cluster, find(cluster, name, "tensor"))
+
+
+def _tensor(cluster: "Cluster", spec: _Spec) -> Tensor:
+    name = spec.name_in(cluster)
     rule = _rule(cluster, spec, f"tensor {name!r}")
     return Tensor(
         cluster,
-        spec.name_in(cluster),
+        name,
         tuple(spec.shape),
         rule,
         spec.init,
@@ -189,8 +193,16 @@ def open_tensor(cluster: "Cluster", name: str) -> Tensor:
 
 def open_table(cluster: "Cluster", name: str) -> Table:
     """A table that is there, as it was made."""
-    spec = find(cluster, name, "table")
+    return _table(cluster, find(cluster, name, "table"))
+
+
+def make_from(cluster: "Cluster", data: bytes) -> Tensor | Table:
+    """An object as the bytes of a spec say, made if it is not there."""
+    spec = _Spec(*_core.read_object(data))
+    return _table(cluster, spec) if spec.is_table else _tensor(cluster, spec)
+
+
+def _table(cluster: "Cluster", spec: _Spec) -> Table:
+    name = spec.name_in(cluster)
     rule = _rule(cluster, spec, f"table {name!r}")
-    return Table(
-        cluster, spec.name_in(cluster), spec.shape[0], rule, spec.init, spec.seed, spec.reject_nonfinite, spec.sync
-    )
+    return Table(cluster, name, spec.shape[0], rule, spec.init, spec.seed, spec.reject_nonfinite, spec.sync)

@@ -192,6 +192,8 @@ class Table(Queries):
         an earlier push of the same keys was refused, an entry of its error's `not_applied`.
         """
         check_weight(weight, "table", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         urgency = check_priority(priority, self._what)
         keyed, source = as_keys(keys, self._what), as_rows(grads, self._what, self.dim)
         seconds = self._cluster._timeout if timeout is None else timeout
@@ -216,6 +218,8 @@ class Table(Queries):
     ) -> Any:
         """Sends gradients and returns the rows after them, in one request."""
         check_weight(weight, "table", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         source, target, result = self._arrays(keys, out, dtype, grads)
         grad = as_rows(grads, self._what, self.dim)
         seconds = self._patience.pull if timeout is None else timeout
@@ -239,6 +243,8 @@ class Table(Queries):
         `priority` is as for ``pull_async()``.
         """
         check_weight(weight, "table", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         urgency = check_priority(priority, self._what)
         source, target, result = self._arrays(keys, out, dtype, grads)
         grad = as_rows(grads, self._what, self.dim)

@@ -240,6 +240,8 @@ class Tensor(Queries, VectorOperations):
         `only` sends again what an earlier push of the same rows was refused, an entry of its error's `not_applied`.
         """
         check_weight(weight, "tensor", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         urgency = check_priority(priority, self._what)
         source = as_input(grad, self._what, self._stored)
         seconds = self._cluster._timeout if timeout is None else timeout
@@ -267,6 +269,8 @@ class Tensor(Queries, VectorOperations):
         ``cluster.clock``, so a loop of push_pulls needs no ``tick()``.
         """
         check_weight(weight, "tensor", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         source = as_input(grad, self._what, self._stored)
         target, result = self._target(out, dtype, grad)
         seconds = self._patience.pull if timeout is None else timeout
@@ -289,6 +293,8 @@ class Tensor(Queries, VectorOperations):
         `priority` is as for ``pull_async()``.
         """
         check_weight(weight, "tensor", self.name)
+        if self._cluster._saver.awake:
+            self._cluster._before_push()
         source = as_input(grad, self._what, self._stored)
         return self._later(source, grad, out, dtype, self._numbers(hyper), float(weight), timeout, priority)
 

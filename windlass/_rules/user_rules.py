@@ -52,6 +52,11 @@ class UserRule(Rule):
         """The object that servers find by its name."""
         raise NotImplementedError
 
+    @property
+    def _is_here(self) -> bool:
+        """Whether this process can run it."""
+        return True
+
     def _prepare(self, shape: tuple[int, ...], is_table: bool) -> None:
         """Called before an object is made whose server is this process."""
 
@@ -119,6 +124,8 @@ def rule(
 
 class RuleFunction:
     """What ``@wl.rule`` makes of a function; called with its numbers it is a rule: ``heavy_ball(lr=0.1)``."""
+
+    is_here = True  #: this process can run it
 
     def __init__(
         self,
@@ -338,6 +345,10 @@ class FunctionRule(UserRule):
     @property
     def _found(self) -> object:
         return self._function
+
+    @property
+    def _is_here(self) -> bool:
+        return self._function.is_here
 
     def _prepare(self, shape: tuple[int, ...], is_table: bool) -> None:
         of = self._function

@@ -92,6 +92,8 @@ def _candidates(about: Any, options: dict[str, Any], spec: _core.RuleSpec, find:
 class _Absent(RuleFunction):
     """A function of the user's that this process has not imported: enough of it to push, and none to run."""
 
+    is_here = False
+
     def __init__(self, name: str, about: Any, spec: _core.RuleSpec) -> None:
         self.__module__, _, self.__qualname__ = name.partition(":")
         self.__name__ = self.__qualname__.rpartition(".")[2]

@@ -99,6 +99,12 @@ class ServerCheckpoints:
                 going.saving.cancel()
             going.decided.set()
 
+    @property
+    def going(self) -> bool:
+        """Whether a checkpoint is being taken."""
+        with self._lock:
+            return bool(self._going)
+
     def load(self, order: m.Load) -> None:
         """Answers with Loaded."""
         threading.Thread(target=self._load, args=(order,), name="windlass-checkpoint", daemon=True).start()
@@ -116,9 +122,9 @@ class ServerCheckpoints:
             said = fill(self._shelf, checkpoint, wanted)
         except Exception as error:
             _log.error("server: resume: %s", error)
-            self._member.tell(m.Loaded(_text(error)))
+            self._member.tell(m.Loaded(_text(error), load=order.load))
             return
-        self._member.tell(m.Loaded(said=[line[: m.TEXT_CHARS_MAX] for line in said]))
+        self._member.tell(m.Loaded(said=[line[: m.TEXT_CHARS_MAX] for line in said], load=order.load))
 
     def _attach(self, objects: list[m.Placed]) -> list[int]:
         for one in objects:

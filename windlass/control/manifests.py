@@ -14,11 +14,13 @@ from windlass._checkpoint.retention import prune
 from windlass._checkpoint.writer import write_manifest
 from windlass._errors import NotFound
 from windlass.control.leases import Saved as SavedLedger
+from windlass.control.messages import SplitPlace
 from windlass.control.resume import Resume
 from windlass.control.saves import Save
 
 _log = logging.getLogger("windlass.scheduler")
 NEWEST = "newest"
+_NOTHING = msgspec.Raw(b"null")
 
 
 class Checkpoints:
@@ -60,6 +62,7 @@ class Checkpoints:
                 opaque(save.ledgers),
                 {name: msgspec.Raw(note) for name, note in save.notes.items()},
                 {str(rank): msgspec.Raw(extra) for rank, extra in save.extra.items()},
+                opaque({str(rank): places for rank, places in save.places.items()}) if save.places else _NOTHING,
             )
             write_manifest(self._folder, manifest)
         except Exception as error:
@@ -84,4 +87,6 @@ def resume_of(checkpoint: Checkpoint) -> Resume:
     ledgers = plain(manifest.ledgers, dict[str, SavedLedger] | None, where) or {}
     extra = {int(rank): bytes(value) for rank, value in manifest.extra.items()}
     specs = [one.spec for one in manifest.objects]
-    return Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra)
+    splits = plain(manifest.splits, dict[str, dict[str, SplitPlace]] | None, where) or {}
+    places = {int(rank): of for rank, of in splits.items() if rank.isdecimal()}
+    return Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra, places)

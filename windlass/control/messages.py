@@ -29,7 +29,9 @@ REDUCE_BYTES_MAX = 1 << 20  # of an array that a worker gives to an all-reduce
 DIMS_MAX = 64  # that it has
 EXTRA_BYTES_MAX = 1 << 20  # of one worker in a checkpoint
 NOTE_BYTES_MAX = 1 << 20  # on one object in a checkpoint
+NOTES_MAX = 1024
 OBJECTS_IN_SAVE_MAX = 1 << 16
+SPLITS_MAX = 1 << 10  # static splits of a worker
 HELD_MAX = 4096  # ranges that one worker holds of one ledger
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -44,6 +46,7 @@ ReduceOp = Literal["sum", "mean", "max", "min"]
 ReduceDtype = Literal["float32", "float64", "int64"]
 Tag = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z][0-9A-Za-z_.-]{0,127}\Z")]
 Run = tuple[U32, U32, U32]  # first shard, server, term
+Notes = Annotated[dict[Name, Annotated[bytes, Meta(max_length=NOTE_BYTES_MAX)]], Meta(max_length=NOTES_MAX)]
 Ranges = tuple[U32, U32, U32]  # epoch, first range, how many
 Used = tuple[U32, U32, U64]  # epoch, range, how many of its samples
 
@@ -220,7 +223,7 @@ class Save(Question, frozen=True):
     tag: Tag | None = None
     only: Annotated[list[Name], Meta(max_length=OBJECTS_IN_SAVE_MAX)] | None = None  #: names without the app; None: all
     extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)] = b""  #: the asker's, JSON
-    notes: Annotated[dict[Name, Annotated[bytes, Meta(max_length=NOTE_BYTES_MAX)]], Meta(max_length=1024)] = {}
+    notes: Notes = {}  #: what is known of objects, by their names: JSON
 
 
 class SaveNow(Question, frozen=True):
@@ -235,6 +238,42 @@ class Keep(Message, frozen=True):
 
     clock: U64
     extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)]
+
+
+class SplitPlace(Message, frozen=True):
+    """How far a worker has got with a static split: what the split is, and the next of its own batches."""
+
+    samples: Annotated[int, Meta(ge=1, lt=2**48)]
+    batch: Annotated[int, Meta(ge=1, lt=2**48)]
+    epochs: Annotated[int, Meta(ge=1, le=EPOCHS_MAX)]
+    shuffle: bool
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    epoch: Annotated[int, Meta(ge=0, le=EPOCHS_MAX)]
+    batches: Annotated[int, Meta(ge=0, lt=2**48)]  #: of that epoch that it has used
+
+
+Places = Annotated[dict[Name, SplitPlace], Meta(max_length=SPLITS_MAX)]  # by the split's name
+
+
+class HasSplit(Message, frozen=True):
+    """A worker that goes through a static split: a checkpoint asks it for its place."""
+
+
+class Splits(Message, frozen=True):
+    """A worker's word on SplitsDue: its places at the cut; later: it has not got that far, and tells then."""
+
+    save: U64
+    places: Places = {}
+    later: bool = False
+
+
+class Holds(Message, frozen=True):
+    """A worker that was told to end, and waits between two iterations until a checkpoint at this clock is armed."""
+
+    clock: U64
+    extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)] = b""  #: what it keeps
+    places: Places = {}
+    notes: Notes = {}
 
 
 class Armed(Message, frozen=True):
@@ -261,6 +300,7 @@ class Loaded(Message, frozen=True):
 
     error: Text = ""
     said: Annotated[list[Text], Meta(max_length=1024)] = []
+    load: U64 = 0
 
 
 # -- what the scheduler says -----------------------------------------------------------------------------------------
@@ -287,6 +327,9 @@ class Welcome(Message, frozen=True):
     resumed: str = ""  #: to a worker that starts with its app: the id of the checkpoint that it goes on from
     resumed_clock: U64 = 0
     extra: bytes = b""  #: what its rank kept there
+    places: Places = {}  #: where its static splits go on
+    places_why: str = ""  #: why they begin their epochs again, if they do
+    saves: bool = False  #: there is a place for checkpoints
 
 
 class Refused(Message, frozen=True):
@@ -396,12 +439,24 @@ class Load(Message, frozen=True):
     app: Name
     clock: U64
     objects: list[Placed]
+    load: U64 = 0  #: 0: what the cluster begins with; else an object that was opened with another rule or policy
 
 
 class SaveDue(Message, frozen=True):
     """To workers: a checkpoint is due. Each says what it keeps, at its next tick; the lowest rank asks for it then."""
 
     asks: bool
+
+
+class SplitsDue(Message, frozen=True):
+    """To workers with static splits: their places at this clock are asked for. Answered with Splits."""
+
+    save: U64
+    clock: U64
+
+
+class HoldOver(Message, frozen=True):
+    """To a worker that holds: it may end."""
 
 
 class SaveOver(Message, frozen=True):
@@ -486,6 +541,9 @@ FromMember = (
     | Save
     | SaveNow
     | Keep
+    | HasSplit
+    | Splits
+    | Holds
     | Armed
     | Saved
     | Loaded
@@ -507,6 +565,8 @@ FromScheduler = (
     | CaptureOver
     | Load
     | SaveDue
+    | SplitsDue
+    | HoldOver
     | SaveOver
     | Shutdown
     | Answer
@@ -515,7 +575,7 @@ FromScheduler = (
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
     "server": (Ready, Leave, Report, Moved, Armed, Saved, Loaded),
-    "worker": (Leave, Report, Open, Forget, Delete, List, Lease, Arrive, Save, Keep),
+    "worker": (Leave, Report, Open, Forget, Delete, List, Lease, Arrive, Save, Keep, HasSplit, Splits, Holds),
     "reader": (Leave, Report, Open, List),
     "operator": (Leave, List, Move, Stop, SaveNow),
 }

@@ -41,6 +41,8 @@ class Member:
     report: m.Report = dataclasses.field(default_factory=m.Report)
     since: int = 0  #: the number of the first view that a worker was in
     instead: bool = False  #: a worker that took the place of one that was lost
+    splits: bool = False  #: a worker that goes through a static split
+    holds: m.Holds | None = None  #: a worker that was told to end and waits for a checkpoint
 
     @property
     def name(self) -> str:
@@ -110,6 +112,8 @@ class Object:
     terms: list[int]
     group: str = ""  #: app/name of the tensor that it lies like, or its own: such shards lie and move together
     form: str = ""  #: of a tensor: dtype and shape
+    settled: str = ""  #: see Spec
+    sync: str = ""
 
     @property
     def app(self) -> str:
@@ -146,6 +150,8 @@ class Spec:
     shard_bytes: list[int]
     like: str = ""  #: the name, within its app, of the tensor that it lies like; "": of none
     form: str = ""  #: of a tensor: dtype and shape
+    settled: str = ""  #: what a run that goes on from a checkpoint cannot change: all but the rule and the policy
+    sync: str = ""  #: the policy
 
     @property
     def app(self) -> str:

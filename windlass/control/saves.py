@@ -3,9 +3,15 @@
     Save ---> Capture to all servers ---> Armed from all: the asker is answered, and goes on
                                      ---> Saved from all: the shell writes the manifest ---> SaveOver, CaptureOver
 
+    before it, if workers have static splits: SplitsDue to those ---> Splits from all
+
 One at a time. A server that fails or is lost, and a shard that is beyond the cut, give the checkpoint up: what was
-written of it goes, and the one before stays. The ledgers of leased data are copied before the order goes out, so
-whatever they call done is in the cut.
+written of it goes, and the one before stays. The ledgers of leased data are copied before the order goes out, and the
+places of static splits are asked for before it does, so whatever they call done is in the cut. A worker that is behind
+the cut, as it may be under BSP, tells its places when it is there.
+
+Workers that were told to end (SIGTERM) hold still between two iterations and say so: Holds. The checkpoint is cut at
+the lowest clock of theirs, which no update can have passed; they are released when it is armed: HoldOver.
 """
 
 import dataclasses
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
     from windlass.control.state import State
 
 ARM_SECONDS = 30.0  # for all servers to say that they are armed
+SPLITS_SECONDS = 5.0  # for workers to say where their static splits are
+HOLD_SECONDS = 0.5  # for all workers to hold, once one does
 _KEPT_PER_RANK = 8
 
 
@@ -44,7 +52,12 @@ class Save:
     world_size: int
     armed: set[int] = dataclasses.field(default_factory=set)
     indexes: dict[int, m.Saved] = dataclasses.field(default_factory=dict)
+    captures: bool = False  #: servers have their orders
     writing: bool = False  #: the shell is at the manifest
+    asked: set[int] = dataclasses.field(default_factory=set)  #: workers whose places are not known yet
+    later: set[int] = dataclasses.field(default_factory=set)  #: those of them that are behind the cut
+    places: dict[int, dict[str, m.SplitPlace]] = dataclasses.field(default_factory=dict)  #: of static splits, by rank
+    held: bool = False  #: for workers that hold
 
 
 class Saves:
@@ -90,6 +103,8 @@ class Saves:
         objects = sorted(own.values() if question.only is None else (own[name] for name in question.only))
         if any(v.object in objects for v in state.moves.values()):
             raise Wrong("InvalidArgument", f"{what}: shards of it are moving; try again")
+        if state.resuming.loads(objects):
+            raise Wrong("InvalidArgument", f"{what}: an object is being loaded; try again")
         rank = state.members[asker].index if asker else 0
         extra = {}
         for other, kept in self._kept.get(app.name, {}).items():
@@ -116,10 +131,103 @@ class Saves:
             app.world_size,
         )
         state.log("info", f"checkpoint {going.id} of app {app.name!r} at clock {going.clock}")
-        placed = [state.objects[object].placed() for object in objects]
-        order = m.Capture(number, going.id, app.name, going.clock, placed)
-        state.tell(going.servers.values(), order)
+        going.asked = {worker for worker in app.workers.values() if state.members[worker].splits}
+        if going.asked:
+            state.tell(going.asked, m.SplitsDue(number, going.clock))
+            state.act(Timer("save", SPLITS_SECONDS))
+        else:
+            self._capture(going)
+
+    def _capture(self, going: Save) -> None:
+        """The cut begins."""
+        state = self._state
+        going.captures = True
+        if missing := [object for object in going.objects if object not in state.objects]:
+            self.give_up(f"object {missing[0]} was deleted")
+            return
+        placed = [state.objects[object].placed() for object in going.objects]
+        state.tell(going.servers.values(), m.Capture(going.number, going.id, going.app, going.clock, placed))
         state.act(Timer("save", ARM_SECONDS))
+
+    # -- what workers say --------------------------------------------------------------------------------------------
+
+    def splits(self, worker: int, rank: int, message: m.Splits) -> None:
+        """Where a worker's static splits are at the cut."""
+        going = self.going
+        if going is None or going.number != message.save or worker not in going.asked:
+            return
+        if message.later:
+            going.later.add(worker)
+        else:
+            going.asked.discard(worker)
+            going.later.discard(worker)
+            going.places[rank] = dict(message.places)
+        self._go_on(going)
+
+    def worker_gone(self, worker: int) -> None:
+        """Its places are not known, and nobody waits for it."""
+        if (going := self.going) is not None and worker in going.asked:
+            going.asked.discard(worker)
+            going.later.discard(worker)
+            self._go_on(going)
+
+    def _go_on(self, going: Save) -> None:
+        if not going.captures and going.asked == going.later:
+            self._capture(going)
+        self._finish(going)
+
+    def holds(self, app: "App") -> None:
+        """A worker holds: when all do, or soon, there is a checkpoint."""
+        state = self._state
+        holding = [hold.clock for worker in app.workers.values() if (hold := state.members[worker].holds) is not None]
+        if not holding:
+            return
+        if self.going is not None and self.going.held and self.going.app == app.name:
+            if min(holding) < self.going.clock and not self.going.indexes:
+                self.give_up(f"a worker holds at clock {min(holding)}")
+            else:
+                return
+        if len(holding) == len(app.workers):
+            self.take_held(app.name)
+        else:
+            state.act(Timer(f"hold:{app.name}", HOLD_SECONDS))
+
+    def take_held(self, name: str) -> None:
+        """Cuts at the lowest clock at which a worker holds. They end without it if it cannot be taken."""
+        state = self._state
+        app = state.apps.get(name)
+        state.act(Timer(f"hold:{name}", None))
+        if app is None or (self.going is not None and self.going.app == name and self.going.held):
+            return
+        holding = {w: hold for w in app.workers.values() if (hold := state.members[w].holds) is not None}
+        if not holding:
+            return
+        if self.going is not None:  # the one that is under way ends first
+            state.act(Timer(f"hold:{name}", HOLD_SECONDS))
+            return
+        for worker, hold in holding.items():
+            if hold.extra:
+                self.keep(app, state.members[worker].index, m.Keep(hold.clock, hold.extra))
+        notes = {name: note for hold in holding.values() for name, note in hold.notes.items()}
+        try:
+            self.begin(m.Save(0, min(hold.clock for hold in holding.values()), notes=notes), app, asker=0)
+        except Wrong as wrong:
+            state.log("warning", f"no checkpoint before the end: {wrong}")
+            self._release(name)
+            return
+        if (going := self.going) is not None:
+            going.held = True
+            for worker, hold in holding.items():
+                going.places[state.members[worker].index] = dict(hold.places)
+                self.worker_gone(worker)  # it has said all
+
+    def _release(self, name: str) -> None:
+        """Workers that hold may end."""
+        state = self._state
+        app = state.apps.get(name)
+        for worker in () if app is None else app.workers.values():
+            if state.members[worker].holds is not None:
+                state.tell([worker], m.HoldOver())
 
     # -- what servers and the shell say ------------------------------------------------------------------------------
 
@@ -137,6 +245,8 @@ class Saves:
         if going.asker:
             self._state.tell([going.asker], m.Answer(going.question, saved=going.id))
             going.question = 0
+        if going.held:
+            self._release(going.app)
 
     def saved(self, server: int, message: m.Saved) -> None:
         going = self.going
@@ -146,9 +256,18 @@ class Saves:
             self.give_up(message.error)
             return
         going.indexes[server] = message
-        if len(going.indexes) == len(going.servers) and not going.writing:
-            going.writing = True
-            self._state.act(SaveManifest(going))
+        self._finish(going)
+
+    def _finish(self, going: Save) -> None:
+        """All servers are done: all workers are at the cut, and have said so or will not."""
+        if self.going is not going or going.writing or len(going.indexes) < len(going.servers):
+            return
+        if going.asked:
+            self._state.act(Timer("save", SPLITS_SECONDS))
+            return
+        going.writing = True
+        self._state.act(Timer("save", None))
+        self._state.act(SaveManifest(going))
 
     def written(self, number: int, error: str) -> None:
         """The shell has written the manifest, or could not."""
@@ -173,8 +292,16 @@ class Saves:
         self._over(why, complete=False)
 
     def late(self) -> None:
-        """Not all servers were armed in time."""
-        if (going := self.going) is not None and len(going.armed) < len(going.servers):
+        """Not all workers, or not all servers, have answered in time."""
+        if (going := self.going) is None:
+            return
+        if going.asked and (not going.captures or len(going.indexes) == len(going.servers)):
+            names = ", ".join(str(self._state.members[w].index) for w in going.asked if w in self._state.members)
+            self._state.log("warning", f"checkpoint {going.id}: it is not known how far workers {names} have got")
+            going.asked.clear()
+            going.later.clear()
+            self._go_on(going)
+        elif len(going.armed) < len(going.servers):
             missing = sorted(set(going.servers) - going.armed)
             self.give_up(f"server {missing[0]} had not begun after {ARM_SECONDS:g} s")
 
@@ -184,12 +311,16 @@ class Saves:
 
     def status(self) -> dict[str, object]:
         """For people: what is being taken; the newest complete one; why the one after it is not there."""
-        going, resume = self.going, self._state.resuming.resume
+        going, resuming = self.going, self._state.resuming
+        resume = resuming.resume
+        resumed = None
+        if resume is not None:
+            resumed = {"id": resume.id, "app": resume.app, "clock": resume.clock, "said": list(resuming.said)}
         return {
             "going": None if going is None else {"id": going.id, "app": going.app, "clock": going.clock},
             "last": {app: {"id": id, "clock": clock} for app, (id, clock) in self.last.items()},
             "failed": dict(self.failed),
-            "resumed": None if resume is None else {"id": resume.id, "app": resume.app, "clock": resume.clock},
+            "resumed": resumed,
         }
 
     def _over(self, error: str, *, complete: bool) -> None:
@@ -203,6 +334,9 @@ class Saves:
             else:
                 text = error[: m.TEXT_CHARS_MAX]
                 state.tell([going.asker], m.SaveOver(going.id, "CheckpointFailed" if error else "", text))
+        if going.held and error:
+            self._release(going.app)
         there = [number for index, number in going.servers.items() if state.servers.get(index) == number]
         state.tell(there, m.CaptureOver(going.number, complete))
+        state.end_if_saved(going.app)
         state.end_if_done()

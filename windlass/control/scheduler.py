@@ -23,6 +23,8 @@ from windlass import _core
 from windlass._net.address import Address, bound_to
 from windlass._net.address import listen as listen_on
 from windlass._net.serve import told_by_end_of, told_by_signal
+from windlass._settings import SAVE_SECONDS
+from windlass._specs import settled_in
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
 from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
@@ -61,7 +63,7 @@ _log = logging.getLogger("windlass.scheduler")
 
 def read_spec(data: bytes) -> Spec:
     """What the core makes of the bytes of a spec."""
-    return Spec(*_core.read_spec(data))
+    return Spec(*_core.read_spec(data), settled_in(data), _core.spec_facts(data)[6])
 
 
 class _Line:
@@ -346,6 +348,11 @@ class Scheduler:
         if lines:
             await asyncio.wait({line.task for line in lines}, timeout=_GOODBYE_SECONDS)
 
+    def terminate(self) -> bool:
+        """At SIGTERM: whether checkpoints are taken before the cluster ends by itself."""
+        self._do(self.state.terminate(SAVE_SECONDS))
+        return True
+
     def stop(self, why: str) -> None:
         """Ends the cluster from within."""
         self._do(self.state.stop(why))
@@ -373,7 +380,7 @@ def run(
         stop = asyncio.Event()
         try:
             scheduler = Scheduler(terms, token, settings, checkpoints)
-            with told_by_signal(stop), told_by_end_of(until_eof, stop):
+            with told_by_signal(stop, scheduler.terminate), told_by_end_of(until_eof, stop):
                 told = asyncio.create_task(stop.wait())
                 told.add_done_callback(lambda task: scheduler.stop("the scheduler was told to end"))
                 try:

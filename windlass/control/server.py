@@ -12,7 +12,7 @@ from windlass._net.address import Address
 from windlass._net.move import send_shard
 from windlass._net.serve import Stop
 from windlass._net.tls import client_tls
-from windlass._settings import Settings
+from windlass._settings import SAVE_SECONDS, Settings
 from windlass.control import messages as m
 from windlass.control.consistency import sync_reports
 from windlass.control.member import Member, here, new_incarnation
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from windlass.control.checkpoints import ServerCheckpoints
 
 _JOIN_SECONDS = 3.0
+_ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
+_LOOK_SECONDS = 0.05
 _log = logging.getLogger("windlass")
 
 
@@ -100,6 +102,25 @@ class ServerMember:
                 self._shelf().over(save, complete)
             case m.Load():
                 self._shelf().load(message)
+
+    def stays(self) -> bool:
+        """At SIGTERM, which all processes may have got: whether it ends by itself, once a last checkpoint is written.
+
+        Workers ask for that soon, or not at all.
+        """
+        if self._settings.checkpoint_dir is None:
+            return False
+        threading.Thread(target=self._end_when_saved, name="windlass-end", daemon=True).start()
+        return True
+
+    def _end_when_saved(self) -> None:
+        begun = time.monotonic()
+        while (waited := time.monotonic() - begun) < SAVE_SECONDS:
+            going = self._checkpoints is not None and self._checkpoints.going
+            if not going and waited > _ASKED_SECONDS:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._stop(0)
 
     def _shelf(self) -> "ServerCheckpoints":
         """Few clusters save."""

@@ -83,6 +83,7 @@ class State:
         self.new_barrier: Callable[[], Barrier] = Barrier
         self.ever_started = False
         self.ended = False
+        self.to_save: list[str] = []  #: the scheduler was told to end, and takes checkpoints of these apps first
         self._read_spec = read_spec
         self._same_spec = same_spec
         self._next_object = 1
@@ -124,6 +125,10 @@ class State:
                 self._say_who_is_missing()
             case Fired("save"):
                 self.saves.late()
+            case Fired("end"):
+                self._end(failed=False, why="the scheduler was told to end")
+            case Fired(timer) if timer.startswith("hold:"):
+                self.saves.take_held(timer.removeprefix("hold:"))
             case Fired(timer) if timer.startswith("due:"):
                 self._save_due(timer.removeprefix("due:"))
             case Written(number, error):
@@ -139,6 +144,28 @@ class State:
         if not self.ended:
             self._end(failed=False, why=why)
         return self._take()
+
+    def terminate(self, seconds: float) -> list[Action]:
+        """Ends the cluster after checkpoints of its apps, within so many seconds; a second time: at once."""
+        running = [app for app in self.apps.values() if app.started and app.workers]
+        if self.ended or self.to_save or not self.terms.saves or not running:
+            return self.stop("the scheduler was told to end")
+        self._log("info", f"told to end: takes a checkpoint first, within {seconds:g} s")
+        self.to_save = [app.name for app in running]
+        self.saves.due(running[0])
+        self._out.append(Timer("end", seconds))
+        return self._take()
+
+    def end_if_saved(self, name: str) -> None:
+        """A checkpoint of an app is over: the next one, or the end that was asked for."""
+        if name not in self.to_save:
+            return
+        self.to_save.remove(name)
+        self.to_save = [other for other in self.to_save if self.apps[other].workers]
+        if self.to_save:
+            self.saves.due(self.apps[self.to_save[0]])
+        else:
+            self._out.append(Timer("end", 0.0))
 
     def _take(self) -> list[Action]:
         out, self._out = self._out, []
@@ -206,7 +233,9 @@ class State:
         barrier = self.apps[member.join.app].barrier.number if member.join.role == "worker" else 1
         welcome = m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier)
         if member.join.role == "worker" and not self.apps[member.join.app].started:
-            welcome = self.resuming.tell(welcome, member.join.app, member.index)
+            app = self.apps[member.join.app]
+            welcome = self.resuming.tell(welcome, app.name, member.index, app.world_size)
+        welcome = msgspec.structs.replace(welcome, saves=terms.saves)
         self._tell([number], welcome)
 
     def _catch_up(self, member: Member) -> None:
@@ -513,6 +542,7 @@ class State:
 
     def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
         del app.workers[member.index]
+        self.saves.worker_gone(member.join.incarnation)
         app.at_barrier.pop(member.join.incarnation, None)
         self._leases_of_the_gone(member)
         app.ranks_up_to = min(app.ranks_up_to, member.index)
@@ -556,6 +586,7 @@ class State:
         del self.servers[member.index]
         self._ready -= member.ready
         self.saves.server_gone(member.index, why)
+        self.resuming.server_gone(member.index, why)
         self.load_bytes.pop(member.index)
         for move, moving in list(self.moves.items()):
             gone = f"server {member.index} is gone: {why}"
@@ -634,6 +665,13 @@ class State:
                 self._save_due_at(member)
             case m.Keep():
                 self.saves.keep(self.apps[member.join.app], member.index, message)
+            case m.HasSplit():
+                member.splits = True
+            case m.Splits():
+                self.saves.splits(number, member.index, message)
+            case m.Holds():
+                member.holds = message
+                self._hold(member)
             case m.Armed():
                 self.saves.armed(member.index, message)
             case m.Saved():
@@ -654,8 +692,9 @@ class State:
         match question:
             case m.Open(number, spec):
                 join = self.members[asker].join
-                placed = self._open(spec, join.app, makes=join.role != "reader").placed()
-                self._tell([asker], m.Answer(number, placed=[placed]))
+                opened = self._open(spec, join.app, makes=join.role != "reader")
+                if not self.resuming.await_load(opened.number, asker, number):
+                    self._tell([asker], m.Answer(number, placed=[opened.placed()]))
             case m.Forget(number, spec, object_):
                 self._forget(spec, object_, self.members[asker].join.app)
                 self._tell([asker], m.Answer(number))
@@ -680,6 +719,13 @@ class State:
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
                 self._end(failed=False, why=why or "an operator asked for it")
+
+    def _hold(self, member: Member) -> None:
+        """A worker waits for a checkpoint before it ends."""
+        if self.terms.saves and not self.resuming.going:
+            self.saves.holds(self.apps[member.join.app])
+        else:
+            self._tell([member.join.incarnation], m.HoldOver())
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -771,13 +817,17 @@ class State:
         except Exception as error:
             raise Wrong(type(error).__name__, str(error)) from error
         own_name = spec.name.partition("/")[2]
+        self.resuming.check(spec.name)
         if spec.name in self.by_name:
             there = self.objects[self.by_name[spec.name]]
             if not self._same_spec(there.spec, spec_bytes):
+                if makes and spec.app == app and self.resuming.may_change(there, spec):
+                    return self.resuming.change(there, spec_bytes, spec)
                 raise Wrong(
                     "SpecMismatch",
                     f"{own_name!r} exists with another spec\n  there: {there.description}\n  asked: {spec.description}",
                 )
+            self.resuming.opened(there.number)
             return there
         if not makes:
             raise Wrong("AccessDenied", f"{own_name!r} is not there, and a reader makes no objects")
@@ -789,6 +839,9 @@ class State:
             raise Wrong("ServerLost", f"{own_name!r}: there is no server")
         self._check_quota(spec)
         owners = self._place_like(spec) if spec.like else place(spec.shard_bytes, self.load_bytes)
+        return self._add_object(spec, spec_bytes, owners)
+
+    def _add_object(self, spec: Spec, spec_bytes: bytes, owners: list[int], terms: list[int] | None = None) -> Object:
         made = Object(
             self._next_object,
             spec.name,
@@ -797,9 +850,11 @@ class State:
             spec.is_table,
             spec.shard_bytes,
             owners,
-            [FIRST_TERM] * len(owners),
+            [FIRST_TERM] * len(owners) if terms is None else terms,
             spec.group,
             spec.form,
+            spec.settled,
+            spec.sync,
         )
         self._next_object += 1
         self.objects[made.number] = made
@@ -813,6 +868,18 @@ class State:
     def place_anew(self, spec: bytes, app: str) -> Object:
         """An object of a checkpoint."""
         return self._open(spec, app, makes=True)
+
+    def replace(self, there: Object, spec_bytes: bytes) -> Object:
+        """Makes an object again, with another rule or policy, where it was."""
+        spec = self._read_spec(spec_bytes)
+        self._object_over(there, "was made again")
+        if len(spec.shard_bytes) == len(there.owners):
+            return self._add_object(spec, spec_bytes, there.owners, there.terms)
+        return self._add_object(spec, spec_bytes, place(spec.shard_bytes, self.load_bytes))
+
+    def remove_object(self, there: Object) -> None:
+        """It is no more."""
+        self._object_over(there, "is no more")
 
     def fail(self, why: str) -> None:
         """The cluster cannot begin."""

@@ -2,3 +2,4 @@
 
 #: The exit code of a server or scheduler that cannot begin as it is told to: nor could another.
 CANNOT_BEGIN = 2
+ENDING = "ending"  # a file in a run's folder, since its launcher ends what is left: workers hold for nothing

@@ -8,6 +8,7 @@ import pathlib
 import secrets
 import ssl
 import sys
+from typing import TYPE_CHECKING
 
 from windlass import _core
 from windlass._cgroup import usable_cores
@@ -19,6 +20,9 @@ from windlass._settings import Settings, every, load, token_of, uses_own_token, 
 from windlass.launch import CANNOT_BEGIN, rundir
 from windlass.launch.log import set_up_log
 from windlass.launch.output import show
+
+if TYPE_CHECKING:
+    from windlass.control.server import ServerMember
 
 _log = logging.getLogger("windlass")
 
@@ -103,17 +107,20 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
             calls.start()
             stack.callback(calls.close)
 
+        members: list[ServerMember] = []
+
         def ready(bound: list[Address], stop: Stop) -> None:
             told = [advertised(address, settings.advertise, "the server") for address in bound]
             if scheduler is not None:
-                from windlass.control.server import ServerMember
+                from windlass.control.server import ServerMember as Member
 
-                member = ServerMember(scheduler, token or b"", told, host, settings, stop)
+                member = Member(scheduler, token or b"", told, host, settings, stop)
+                members.append(member)
                 stack.callback(member.close)
                 member.start()
             announce("server", told, settings)
 
-        return serve(listen, token, host, ready, until_eof)
+        return serve(listen, token, host, ready, until_eof, lambda: any(one.stays() for one in members))
 
 
 def run_scheduler(

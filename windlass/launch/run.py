@@ -28,8 +28,8 @@ from windlass._errors import InvalidArgument, WindlassError
 from windlass._net.address import Address, bound_to
 from windlass._net.address import listen as listen_on
 from windlass._net.token import read_token, user_folder
-from windlass._settings import Settings, given_token, with_memory_cap
-from windlass.launch import CANNOT_BEGIN, rundir
+from windlass._settings import SAVE_SECONDS, Settings, given_token, with_memory_cap
+from windlass.launch import CANNOT_BEGIN, ENDING, rundir
 from windlass.launch.child import Child, colours, describe
 from windlass.launch.failures import Failures, say
 from windlass.launch.output import show
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 END_SECONDS = 2.0  # from being asked to end to being ended
 _GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
-SAVE_SECONDS = 30.0  # for a last checkpoint, at SIGTERM
 _FOREVER_SECONDS = 1e6
 REPLACEMENTS_MAX = 3  # of one rank
 _ASK_SECONDS = 1.0  # for the scheduler to answer
@@ -131,6 +130,9 @@ def plan(
         }
         if settings.sync is not None:
             theirs["WINDLASS_SYNC"] = settings.sync
+        if settings.checkpoint_dir is not None:
+            theirs["WINDLASS_CHECKPOINT_DIR"] = settings.checkpoint_dir
+            theirs["WINDLASS_RUN_DIR"] = str(folder)
         if settings.sources["start_timeout"] != "default":
             theirs["WINDLASS_START_TIMEOUT"] = str(settings.start_timeout)
         plans.append(Plan("worker", rank, command, common | theirs))
@@ -343,6 +345,7 @@ class _Launch:
     def _finish_checkpoints(self) -> None:
         """Servers stay until what is being written is written; at SIGTERM one more checkpoint is taken first."""
         interrupted, self._interrupted = self._interrupted, None
+        self._terminating = interrupted == signal.SIGTERM
         asked = interrupted == signal.SIGTERM and bool(self._running("worker")) and self._ask_for_checkpoint()
         deadline = time.monotonic() + (SAVE_SECONDS if interrupted is not None else _FOREVER_SECONDS)
         before = None
@@ -409,7 +412,8 @@ class _Launch:
         child.reap()
         while child.output in self._selector.get_map() and child.read(self._verbose) and self._more(child):
             pass
-        if child.code == 0 or (self._ending and not self._is_consequence(child)):
+        told = self._terminating and child.role == "worker" and child.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        if child.code == 0 or told or (self._ending and not self._is_consequence(child)):
             child.pass_on_rest()
         elif self._ending:
             pass
@@ -481,6 +485,7 @@ class _Launch:
                 self._start(self._plans[rank])
 
     _ending = False
+    _terminating = False  # workers may have got the signal, too, and end when the checkpoint is armed
 
     @staticmethod
     def _more(child: Child) -> bool:
@@ -498,6 +503,8 @@ class _Launch:
             self._display.close(show=False)
         for child in self._running() if self._interrupted is not None else []:
             child.hush()
+        with contextlib.suppress(OSError):  # so that workers do not hold for a checkpoint at our SIGTERM
+            (self._folder / ENDING).touch()
         polite = signal.SIGINT if self._interrupted == signal.SIGINT else signal.SIGTERM
         for child in self._running("worker"):
             child.signal(polite)

@@ -170,6 +170,8 @@ def _troubles(status: dict[str, Any]) -> list[tuple[str, str]]:
         if app["waited"]:
             ranks = ", ".join(map(str, app["waited"]))
             found.append(("yellow", f"app {app['name']!r} waits for a replacement of rank {ranks}"))
+    resumed = (status.get("checkpoints") or {}).get("resumed") or {}
+    found += [("yellow", f"checkpoint {resumed['id']}: {line}") for line in resumed.get("said", [])]
     return found
 
 
