@@ -12,5 +12,14 @@ need_torch("windlass.torch")  # before a file of ours that imports it says less
 from windlass.torch._data import LeasedLoader, LeasedSampler, leased  # noqa: E402
 from windlass.torch._ddp import leave_to_servers  # noqa: E402
 from windlass.torch._optimizer import ServerOptimizer  # noqa: E402
+from windlass.torch._training_state import TrainingState, training_state  # noqa: E402
 
-__all__ = ["LeasedLoader", "LeasedSampler", "ServerOptimizer", "leased", "leave_to_servers"]
+__all__ = [
+    "LeasedLoader",
+    "LeasedSampler",
+    "ServerOptimizer",
+    "TrainingState",
+    "leased",
+    "leave_to_servers",
+    "training_state",
+]
