@@ -184,6 +184,7 @@ class Saves:
             return
         if self.going is not None and self.going.held and self.going.app == app.name:
             if min(holding) < self.going.clock and not self.going.indexes:
+                self.going.held = False  # nobody is released: there is another one at once
                 self.give_up(f"a worker holds at clock {min(holding)}")
             else:
                 return
