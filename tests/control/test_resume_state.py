@@ -197,3 +197,35 @@ def test_a_scheduler_that_is_told_to_end_takes_a_checkpoint_of_each_app_first() 
     for _ in range(2):
         brain._note(brain.state.terminate(30.0))
     assert brain.end is not None  # a second signal
+
+
+def test_if_a_server_finds_damage_all_load_the_next_older_one_and_workers_are_told() -> None:
+    brain = Brain(2, saves=True)
+    older = Resume("22" * 8, "default", 4, 2, [OLD], {}, {0: b"4"})
+    resume = Resume("77" * 8, "default", 7, 2, [OLD], {}, {0: b"7"}, older=[older])
+    brain.state.resuming = Resuming(brain.state, resume)
+    brain.servers(2)
+    brain.workers(2)
+    brain.say(100, m.Loaded("block 3 is damaged"))
+    assert [(load.id, load.load) for load in brain.told[100] if isinstance(load, m.Load)] == [
+        ("77" * 8, 0),
+        ("22" * 8, 1),
+    ]
+    brain.say(101, m.Loaded())  # of the first one
+    brain.say(100, m.Loaded(load=1))
+    assert not any(isinstance(message, m.View) for message in brain.told[200])
+    brain.say(101, m.Loaded(load=1))
+    assert brain.last(200, m.View).clock == 4
+    welcome = brain.last(200, m.Welcome)
+    assert (welcome.resumed, welcome.resumed_clock, welcome.extra) == ("22" * 8, 4, b"4")
+    assert "warning checkpoint 7777777777777777 is passed over: block 3 is damaged" in brain.logs
+    assert brain.ask(200, m.Open(1, OLD)).error == ""
+
+
+def test_without_an_older_one_damage_ends_the_cluster() -> None:
+    brain = Brain(1, saves=True)
+    brain.state.resuming = Resuming(brain.state, Resume("77" * 8, "default", 7, 1, [OLD], {}))
+    brain.servers(1)
+    brain.say(100, m.Loaded("block 3 is damaged"))
+    assert brain.end is not None
+    assert brain.end.why == "cannot resume: block 3 is damaged"

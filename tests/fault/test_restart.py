@@ -596,3 +596,25 @@ def test_apps_side_by_side_are_saved_and_gone_on_from_each_by_itself(tmp_path: p
                 assert one.load("newest") == ["w"]  # a warm start, beside the one that goes on
                 assert (one.tensor("w").pull() == 9.0 - value).all()
                 assert one.clock == 0
+
+
+def test_a_checkpoint_with_a_damaged_block_is_passed_over_for_the_next_older_one(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path) as cluster, cluster.connect() as one:
+        trainer = Trainer(one, "bsp")
+        for clock in (2, 5):
+            trainer.train(clock)
+            one.save(extra=clock).wait(PATIENCE_S)
+    newer = Folder(tmp_path).places(APP)[-1]
+    block = sorted((tmp_path / newer.path).glob("server-1-*.safetensors"))[0]
+    data = bytearray(block.read_bytes())
+    data[-3] ^= 1
+    block.write_bytes(data)
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, resume="newest") as cluster, cluster.connect() as one:
+        assert one.resumed is not None
+        assert (one.clock, one.resumed.extra) == (2, 2)
+        assert f"checkpoint {newer.id} is passed over" in cluster.scheduler.output()
+        assert block.name in cluster.scheduler.output()
+        Trainer(one, "bsp").train(3)
+    with LocalCluster(servers=2, checkpoint_dir=tmp_path, resume=newer.id) as cluster:
+        assert cluster.scheduler.wait(PATIENCE_S) != 0
+        assert f"cannot resume: {tmp_path}" in cluster.scheduler.output()

@@ -1,5 +1,7 @@
 """What the scheduler does about checkpoints beside its state: reads one to begin with, and writes manifests."""
 
+import contextlib
+import dataclasses
 import logging
 import time
 
@@ -9,10 +11,10 @@ import windlass
 from windlass import _core
 from windlass._checkpoint.folder import Folder
 from windlass._checkpoint.layout import SAFETENSORS, IndexRef, Manifest, Object, opaque, plain
-from windlass._checkpoint.reader import Checkpoint, find, newest
+from windlass._checkpoint.reader import Checkpoint, by_age, find, newest
 from windlass._checkpoint.retention import prune
 from windlass._checkpoint.writer import write_manifest
-from windlass._errors import NotFound
+from windlass._errors import CorruptCheckpoint, NotFound, StorageFailed
 from windlass.control.leases import Saved as SavedLedger
 from windlass.control.messages import SplitPlace
 from windlass.control.resume import Resume
@@ -20,6 +22,7 @@ from windlass.control.saves import Save
 
 _log = logging.getLogger("windlass.scheduler")
 NEWEST = "newest"
+_OLDER_MAX = 3  # that are tried if the newest is damaged
 _NOTHING = msgspec.Raw(b"null")
 
 
@@ -37,9 +40,20 @@ class Checkpoints:
                 _log.warning("checkpoint %s is passed over: %s", place.name, why)
             if found is None:
                 raise NotFound(f"{where}: there is no checkpoint of app {app!r} to resume from")
-            self.resume = resume_of(found)
+            self.resume = dataclasses.replace(resume_of(found), older=self._older_than(found, app))
         elif resume is not None:
             self.resume = resume_of(Checkpoint.open(self._folder, find(self._folder, app, resume)))
+
+    def _older_than(self, newest: Checkpoint, app: str) -> list[Resume]:
+        """What else one can go on from, should a block be damaged."""
+        older: list[Resume] = []
+        good, _ = by_age(self._folder, app)
+        for entry, manifest in good:
+            if manifest.partial or entry.place == newest.place or len(older) == _OLDER_MAX:
+                continue
+            with contextlib.suppress(CorruptCheckpoint, StorageFailed):
+                older.append(resume_of(Checkpoint(self._folder, entry, manifest)))
+        return older
 
     def write(self, save: Save, specs: list[bytes]) -> str:
         """Makes it complete, and removes older ones. What went wrong, if anything did."""

@@ -232,6 +232,8 @@ class Member:
                     if number in self._answers:
                         self._answers[number] = message
                         self._lock.notify_all()
+            case m.Welcome():
+                self.welcome = message
             case m.Shutdown():
                 self._leaving.set()
                 self._heard(message)

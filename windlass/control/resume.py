@@ -35,6 +35,7 @@ class Resume:
     ledgers: dict[str, SavedLedger]
     extra: dict[int, bytes] = dataclasses.field(default_factory=dict)  #: by rank
     places: dict[int, dict[str, m.SplitPlace]] = dataclasses.field(default_factory=dict)  #: of static splits, by rank
+    older: "list[Resume]" = dataclasses.field(default_factory=list)  #: what to take if it is damaged, the newest first
 
     def places_of(self, rank: int, world_size: int) -> tuple[dict[str, m.SplitPlace], str]:
         """Where a rank's static splits go on; and why they begin their epochs again, if they do."""
@@ -70,7 +71,9 @@ class Resuming:
         self.said: list[str] = []  #: what is not as it was in the checkpoint
         self._begun = False
         self._loaded: set[int] = set()
+        self._order = 0  # the number of the order that servers are at
         self._taken = False  #: the app has started once
+        self._older = list(resume.older) if resume is not None else []
         self._clock = resume.clock if resume is not None else 0
         self._ledgers = dict(resume.ledgers) if resume is not None else {}
         self._unopened: set[int] = set()  # objects as they were that nobody has opened yet
@@ -88,24 +91,40 @@ class Resuming:
         self._unopened = {object.number for object in made}
         objects = [object.placed() for object in made]
         state.log("info", f"resumes app {resume.app!r} from checkpoint {resume.id}, clock {resume.clock}")
-        state.tell(state.servers.values(), m.Load(resume.id, resume.app, resume.clock, objects))
+        state.tell(state.servers.values(), m.Load(resume.id, resume.app, resume.clock, objects, self._order))
         return False
 
     def loaded(self, server: int, message: m.Loaded) -> None:
         """A server's word."""
-        if message.load:
+        if message.load != self._order or not self.going or not self._begun:
             self._changed(server, message)
             return
-        if not self.going or not self._begun:
-            return
         if message.error:
-            self._state.fail(f"cannot resume: {message.error}")
+            self._take_older(message.error)
             return
         self._note(message.said)
         self._loaded.add(server)
         if self._loaded >= set(self._state.servers):
             self.going = False
             self._state.begin_apps()
+
+    def _take_older(self, why: str) -> None:
+        """This one is damaged: the next older one is taken, or the cluster ends."""
+        state, damaged = self._state, self.resume
+        assert damaged is not None
+        if not self._older:
+            state.fail(f"cannot resume: {why}")
+            return
+        state.log("warning", f"checkpoint {damaged.id} is passed over: {why}")
+        for object in sorted(self._unopened, reverse=True):
+            state.remove_object(state.objects[object])
+        resume = self.resume = self._older.pop(0)
+        self._clock, self._ledgers = resume.clock, dict(resume.ledgers)
+        self._begun = False
+        self._loaded.clear()
+        self._order, self._next = self._next, self._next + 1
+        state.welcome_again(resume.app)
+        self.begin()
 
     def _note(self, lines: list[str]) -> None:
         for line in lines:

@@ -227,16 +227,24 @@ class State:
         member = self.members[join.incarnation] = Member(join, index)
         return member
 
+    def welcome_again(self, name: str) -> None:
+        """To workers of an app that has not started: it resumes from another checkpoint than they were told."""
+        if (app := self.apps.get(name)) is not None and not app.started:
+            for number in app.workers.values():
+                self._tell([number], self._welcome_of(self.members[number]))
+
     def _welcome(self, connection: int, member: Member) -> None:
-        terms, number = self.terms, member.join.incarnation
-        self._out.append(Admit(connection, number))
+        self._out.append(Admit(connection, member.join.incarnation))
+        self._tell([member.join.incarnation], self._welcome_of(member))
+
+    def _welcome_of(self, member: Member) -> m.Welcome:
+        terms = self.terms
         barrier = self.apps[member.join.app].barrier.number if member.join.role == "worker" else 1
         welcome = m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier)
         if member.join.role == "worker" and not self.apps[member.join.app].started:
             app = self.apps[member.join.app]
             welcome = self.resuming.tell(welcome, app.name, member.index, app.world_size)
-        welcome = msgspec.structs.replace(welcome, saves=terms.saves)
-        self._tell([number], welcome)
+        return msgspec.structs.replace(welcome, saves=terms.saves)
 
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
