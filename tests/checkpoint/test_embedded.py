@@ -1,9 +1,11 @@
 """Checkpoints of the engine inside the process: saved and gone on from with the same calls and files as a cluster's."""
 
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -306,6 +308,66 @@ cluster.save()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
     assert newest(Folder(tmp_path), "default").checkpoint is not None
+
+
+@pytest.mark.parametrize("loop", ["w.push_pull(g)", "w.push(g); cluster.tick()"])
+def test_sigterm_takes_a_checkpoint_before_a_process_ends(loop: str, tmp_path: pathlib.Path) -> None:
+    code = f"""
+import time, numpy as np, windlass as wl
+cluster = wl.connect(checkpoint_dir={str(tmp_path)!r})
+w = cluster.tensor("w", (100,), rule=wl.Sum(), sync="bsp")
+g = np.ones(100, np.float32)
+cluster.keep(lambda: {{"at": cluster.clock}})
+print("begins", flush=True)
+while True:
+    {loop}
+    time.sleep(0.01)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(0.2)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    with wl.connect(checkpoint_dir=tmp_path, resume=True) as cluster:
+        assert cluster.resumed is not None
+        assert cluster.resumed.extra == {"at": cluster.clock}
+        assert (cluster.tensor("w").pull() == cluster.clock).all()
+        assert cluster.clock > 0
+
+
+def test_threads_with_a_static_split_go_on_at_their_own_batches(tmp_path: pathlib.Path) -> None:
+    def run(cluster: wl.Cluster, save: bool) -> dict[int, list[list[int]]]:
+        seen: dict[int, list[list[int]]] = {0: [], 1: []}
+
+        def work(worker: wl.Cluster) -> None:
+            w = worker.tensor("w", (40,), rule=wl.Sum(), sync="bsp")
+            for batch in worker.lease(200, 5, split="static"):
+                w.push_pull(np.ones(40, np.float32))
+                seen[worker.rank].append(batch.tolist())
+                if worker.rank == 1:
+                    time.sleep(0.01)
+                if save and worker.rank == 0 and len(seen[0]) == 9:
+                    worker.save().wait(PATIENCE_S)
+
+        workers = [cluster.worker(rank, 2) for rank in (0, 1)]
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        for worker in workers:
+            worker.close()
+        return seen
+
+    with wl.connect(checkpoint_dir=tmp_path) as cluster:
+        whole = run(cluster, save=True)
+    with wl.connect(checkpoint_dir=tmp_path, resume=True) as cluster:
+        rest = run(cluster, save=False)
+    assert {rank: len(batches) for rank, batches in whole.items()} == {0: 20, 1: 20}
+    for rank in (0, 1):
+        assert rest[rank] == whole[rank][9:]
 
 
 def test_a_rule_that_is_not_imported_is_named(tmp_path: pathlib.Path) -> None:

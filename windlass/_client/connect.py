@@ -205,7 +205,12 @@ def connect(
                 "connect: there is no place to look for checkpoints; give checkpoint_dir= (WINDLASS_CHECKPOINT_DIR)"
             )
         near.saves(engine).resume_from(near.terms.where, None if which in (True, "newest") else str(which))
-    return _with(arrays, Cluster(engine, _core.Session(engine, 0, 1), None, timeout, near=near, sync=policy), settings)
+    cluster = Cluster(engine, _core.Session(engine, 0, 1), None, timeout, near=near, sync=policy)
+    if near.terms.where is not None:
+        from windlass._client.hold import watch
+
+        watch(cluster)
+    return _with(arrays, cluster, settings)
 
 
 def _save_terms(settings: Settings) -> SaveTerms:

@@ -1,9 +1,9 @@
-"""SIGTERM in a worker of a cluster that takes checkpoints: it holds still until one is armed, and then ends.
+"""SIGTERM in a worker where checkpoints are taken: it holds still until nothing of one can be lost, and then ends.
 
 Slurm, Kubernetes and spot machines send SIGTERM to all processes at once. A worker that is between two iterations waits
 there and says so (Holds); one that is within an iteration goes on until it is through, for others may need its pushes.
 When the scheduler says that nothing of the cut can be lost (HoldOver), or time is up, the worker leaves and ends by the
-signal. A second signal ends it at once.
+signal. A second signal ends it at once. Where the servers are inside the process, it saves and waits itself.
 
 Python calls handlers in the main thread, also while that waits for servers.
 """
@@ -84,7 +84,9 @@ def _told(number: int, frame: FrameType | None) -> None:
 
 def _can_hold(cluster: "Cluster") -> bool:
     attendance = cluster._attendance
-    if attendance is None or attendance.over is not None or attendance.member.away:
+    if attendance is None and cluster._near.terms.where is None:
+        return False
+    if attendance is not None and (attendance.over is not None or attendance.member.away):
         return False
     return not (cluster._reads or cluster._engine.closed or cluster._session.closed)
 
@@ -92,9 +94,12 @@ def _can_hold(cluster: "Cluster") -> bool:
 def hold(cluster: "Cluster") -> None:
     """Between two iterations: waits for the checkpoint, and ends the process. Within one it returns at once."""
     attendance, session = cluster._attendance, cluster._session
-    if attendance is None or _deadline is None or session.begun == 1:
+    if _deadline is None or session.begun == 1:
         return
     left = max(0.0, _deadline - time.monotonic())
+    if attendance is None:
+        _save_here(cluster, left)
+        return
     extra = b""
     try:
         if session.begun == 2:
@@ -107,6 +112,23 @@ def hold(cluster: "Cluster") -> None:
     places = cluster._places.at(session.clock) or {}
     if attendance.member.tell(m.Holds(session.clock, extra, places, saving.notes_of(cluster))):
         _released.wait(left)
+    _end_process()
+
+
+def _save_here(cluster: "Cluster", left: float) -> None:
+    """The last checkpoint of servers inside the process."""
+    try:
+        if cluster._session.begun == 2:
+            cluster._session.tick(left)
+        keeps = cluster._saver.keeps
+        saving.save(cluster, None, None, None if keeps is None else keeps(), None, left).wait(left)
+    except Exception as error:
+        _log.warning("no checkpoint before the end: %s", error)
+    _end_process()
+
+
+def _end_process() -> None:
+    """From any thread."""
     if threading.current_thread() is threading.main_thread():
         _end()
     else:

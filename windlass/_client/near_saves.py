@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _KEPT_PER_RANK = 8
 _LOOK_SECONDS = 0.1
+_PLACES_SECONDS = 5.0
 _STALL_SECONDS = 15.0  # without a byte, at the end: a shard waits for a worker that is gone, or a disk hangs
 _APP = "embedded"  # what the core calls the app inside a process
 _log = logging.getLogger("windlass")
@@ -160,6 +161,7 @@ class NearSaves:
     def _write(self, made: SavedCheckpoint, save: Save, saving: Saving, where: str) -> None:
         try:
             index = saving.write()
+            self._await_places()
             save.indexes[0] = m.Saved(0, "", index.name, index.bytes, index.crc32c, index.blocks, index.block_bytes)
             if why := Checkpoints(where, self.terms.keep).write(save, saving.specs):
                 raise CheckpointFailed(why)
@@ -170,6 +172,17 @@ class NearSaves:
             return
         _log.info("checkpoint %s is complete", made.id)
         made._end(None)
+
+    def _await_places(self) -> None:
+        """Workers that were behind the cut have got there: the shards have."""
+        until = time.monotonic() + _PLACES_SECONDS
+        while waiting := [worker for worker in self._workers() if worker._places.wanted]:
+            for worker in waiting:
+                worker._places.look()
+            if time.monotonic() > until:
+                _log.warning("checkpoint: it is not known how far workers %s have got", [one.rank for one in waiting])
+                return
+            time.sleep(_LOOK_SECONDS / 10)
 
     def look(self, cluster: "Cluster") -> None:
         """Between two iterations: whether a checkpoint is due. The one that is under way ends first."""
