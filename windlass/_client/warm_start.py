@@ -5,6 +5,7 @@ The client reads and puts, as any client may; a server never reads what a client
 
 import difflib
 import logging
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from windlass._checkpoint.folder import Folder
 from windlass._checkpoint.layout import DTYPES, Object
 from windlass._checkpoint.names import place_of, unescape
 from windlass._checkpoint.reader import Checkpoint, find, newest
-from windlass._errors import InvalidArgument, NotFound, SpecMismatch
+from windlass._errors import CorruptCheckpoint, InvalidArgument, NotFound, SpecMismatch
 from windlass._objects.named import make_from
 from windlass._objects.row_state import put as put_rows
 from windlass._objects.snapshot import as_kept, state_shapes
@@ -213,8 +214,10 @@ def _put_tensor(tensor: Tensor, checkpoint: Checkpoint, one: Object, states: lis
         for shard in shards:
             begins[name, shard.shard] = at
             at += next((int(np.prod(array.shape)) for array in shard.arrays if array.name == name), 0)
-        dtype = tensor.dtype if name == "weights" else "float32"
-        arrays[name] = np.empty(at, dtype)
+        if at != math.prod(wanted[name]):
+            what = f"load: {one.name!r} in {checkpoint.place.name}: {name!r}"
+            raise CorruptCheckpoint(f"{what}: expected {math.prod(wanted[name])} numbers, saw {at}")
+        arrays[name] = np.empty(at, tensor.dtype if name == "weights" else "float32")
     for read in checkpoint.read((one.name, shard.shard) for shard in shards):
         for name, array in read.arrays.items():
             if name in arrays:
