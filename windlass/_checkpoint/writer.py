@@ -199,7 +199,10 @@ class ServerFiles:
         name = block_name(self._server, number)
         try:
             future = self._writers.submit(self._folder.store.write, self._place.path, name, parts, self._pace)
-        except RuntimeError:  # the process is ending: there are no threads to be had any more
+        except RuntimeError as error:
+            if "interpreter shutdown" not in str(error):
+                raise
+            # The process is ending: there are no threads to be had any more.
             future = concurrent.futures.Future()
             future.set_result(self._folder.store.write(self._place.path, name, parts, self._pace))
         self._under_way[future] = number
