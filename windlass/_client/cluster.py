@@ -77,6 +77,7 @@ class Cluster:
         self._attendance = attendance
         self._timeout = timeout
         self._sync = sync  # None: nobody has chosen one
+        self._notes: dict[str, bytes] = {}  # on objects, for their checkpoints: JSON
         self._reports = Reports()
         if attendance is not None:
             attendance.reports = self._reports
