@@ -1,5 +1,7 @@
 """A server's part of a resume: the shards that are here, filled from a checkpoint before anybody trains on them."""
 
+import concurrent.futures
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,9 +10,10 @@ import numpy as np
 from windlass import _core
 from windlass._checkpoint.arrays import Parts, parts_of
 from windlass._checkpoint.layout import DTYPES
-from windlass._checkpoint.reader import Checkpoint
+from windlass._checkpoint.reader import Checkpoint, ReadPiece
 from windlass._errors import CorruptCheckpoint
 
+_THREADS = 4  # each has a block in memory; while one waits for the disk, another has work
 _UPDATES_OF_NEW_STATE = 1  # a row that was updated before, and whose rule begins anew
 
 
@@ -33,31 +36,46 @@ def fill(
     by_name = {
         (shard.object, shard.shard): shard for name in {n for n, _ in wanted} for shard in checkpoint.shards(name)
     }
-    for read in checkpoint.read(wanted):
-        number, parts, whole = wanted[read.object, read.shard]
-        size = sum(array.nbytes for array in read.arrays.values())
-        if parts.is_table:
-            arrays = read.arrays if whole else _weights_alone(parts, read.arrays)
-            data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-            shelf.rows(number, read.shard, len(read.arrays["keys"]), data)
-        else:
-            places = {array.name: place for place, array in enumerate(by_name[read.object, read.shard].arrays)}
-            for name, array in read.arrays.items():
-                if whole or name == "weights":
-                    at = read.offset * array.itemsize
-                    shelf.piece(number, read.shard, places[name], at, array.reshape(-1).view(np.uint8))
-        if progress is not None:
-            progress(size)
-    for (name, shard), (number, _, whole) in wanted.items():
-        facts = by_name[name, shard].facts
-        count = facts.count if whole else 0
-        seen = shelf.counts(number, shard, facts.version, count, facts.made)
+    lock = threading.Lock()
+
+    def place(block: Callable[[], list[ReadPiece]]) -> None:
+        for read in block():
+            number, parts, whole = wanted[read.object, read.shard]
+            if parts.is_table:
+                arrays = read.arrays if whole else _weights_alone(parts, read.arrays)
+                shelf.rows(number, read.shard, len(read.arrays["keys"]), [*map(_bytes_of, arrays.values())])
+            else:
+                places = {array.name: place for place, array in enumerate(by_name[read.object, read.shard].arrays)}
+                for name, array in read.arrays.items():
+                    if whole or name == "weights":
+                        at = read.offset * array.itemsize
+                        shelf.piece(number, read.shard, places[name], at, _bytes_of(array))
+            if progress is not None:
+                with lock:
+                    progress(sum(array.nbytes for array in read.arrays.values()))
+
+    def finish(key: tuple[str, int]) -> None:
+        number, _, whole = wanted[key]
+        facts = by_name[key].facts
+        seen = shelf.counts(number, key[1], facts.version, facts.count if whole else 0, facts.made)
         if whole and seen != facts.fingerprint:
-            where = checkpoint.folder.where(checkpoint.place)
-            raise CorruptCheckpoint(
-                f"{where}: shard {shard} of {name!r}: expected fingerprint {facts.fingerprint:016x}, saw {seen:016x}"
-            )
+            where = f"{checkpoint.folder.where(checkpoint.place)}: shard {key[1]} of {key[0]!r}"
+            raise CorruptCheckpoint(f"{where}: expected fingerprint {facts.fingerprint:016x}, saw {seen:016x}")
+
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, "windlass-load") as pool:
+        try:
+            for _ in pool.map(place, checkpoint.blocks(wanted)):
+                pass
+            for _ in pool.map(finish, wanted):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return said
+
+
+def _bytes_of(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    return array.reshape(-1).view(np.uint8)
 
 
 def _same_state(checkpoint: Checkpoint, parts: Parts) -> bool:
