@@ -1,5 +1,6 @@
 """cluster.save(): a checkpoint of this worker's app, cut at its own clock."""
 
+import itertools
 import json
 import logging
 import threading
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from windlass._checkpoint.names import check_tag
 from windlass._errors import CheckpointFailed, InvalidArgument, Timeout, WindlassError
 from windlass.control import messages as m
 from windlass.control.member import error_of
@@ -117,6 +119,8 @@ def save(
 ) -> SavedCheckpoint:
     """Asks the scheduler, and waits until nothing of the cut can be lost any more."""
     what = "save" if tag is None else f"save {tag!r}"
+    if tag is not None:
+        check_tag(tag, what)
     attendance = cluster._attendance
     if attendance is None:
         raise InvalidArgument(f"{what}: checkpoints of servers by their addresses need a scheduler")
@@ -133,9 +137,15 @@ def save(
     clock = cluster.clock
     cluster._session.settle(max(0.0, deadline - time.monotonic()))
     answer = attendance.member.ask(
-        lambda n: m.Save(n, clock, tag, names, packed), what, max(0.0, deadline - time.monotonic())
+        lambda n: m.Save(n, clock, tag, names, packed, notes_of(cluster)), what, max(0.0, deadline - time.monotonic())
     )
     return attendance.saver.note(answer.saved, clock)
+
+
+def notes_of(cluster: "Cluster") -> dict[str, bytes]:
+    """What travels of them: one that is too long is left out, and its tensor is exported as it is."""
+    fitting = ((name, note) for name, note in cluster._notes.items() if len(note) <= m.NOTE_BYTES_MAX)
+    return dict(itertools.islice(fitting, m.NOTES_MAX))
 
 
 def take_due(cluster: "Cluster") -> None:

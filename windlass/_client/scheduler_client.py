@@ -26,6 +26,7 @@ from windlass.control.member import Member, here, new_incarnation
 _log = logging.getLogger("windlass")
 _OPEN, _LIST, _DETACH, _DELETE = 4, 6, 14, 27  # operations of the wire
 _FOREVER_SECONDS = 1e6
+_LOADING_SECONDS = 30.0  # from one word of servers that load a checkpoint to the next, at most
 _LAST_WORD_SECONDS = 1.0  # for the scheduler to say who is missing, once time is up
 
 
@@ -84,6 +85,7 @@ class Attendance:
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
         self._missing: list[str] = []
+        self._loading_at = -math.inf  # when we heard last that servers load a checkpoint
         self._gone: dict[int, str] = {}
         self._over: WindlassError | None = None
 
@@ -94,12 +96,13 @@ class Attendance:
             while self._view is None:
                 if self._over is not None:
                     raise self._over
-                left = deadline - time.monotonic()
+                left = max(deadline, self._loading_at + _LOADING_SECONDS) - time.monotonic()
                 if left <= 0:
                     who = ", ".join(self._missing) or "nobody that the scheduler has named"
                     where = f"at the scheduler {self.at.address}"
                     raise Timeout(f"connect: app {self.at.app!r} has not started {where}; missing: {who}")
                 self._changed.wait(min(left, 1.0))
+        deadline = max(deadline, self._loading_at + _LOADING_SECONDS)
         # The caller may hold the GIL from now on, and a first heartbeat needs it.
         if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
             raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
@@ -157,8 +160,10 @@ class Attendance:
             match message:
                 case m.View():
                     self._view = message
-                case m.Waiting(missing):
+                case m.Waiting(missing, loading):
                     self._missing = missing
+                    if loading:
+                        self._loading_at = time.monotonic()
                 case m.Gone(index, why):
                     self._gone[index] = why
                 case m.Shutdown(why):

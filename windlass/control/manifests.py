@@ -22,7 +22,7 @@ NEWEST = "newest"
 
 
 class Checkpoints:
-    """The folder of a cluster's checkpoints. write() is called from a thread."""
+    """The folder of a cluster's checkpoints. write() and prune() are called from a thread."""
 
     def __init__(self, where: str, keep: int, resume: str | None = None, app: str = "") -> None:
         """`resume`: which one of `app` to begin with, or NEWEST. Raises NotFound, CorruptCheckpoint."""
@@ -40,7 +40,7 @@ class Checkpoints:
             self.resume = resume_of(Checkpoint.open(self._folder, find(self._folder, app, resume)))
 
     def write(self, save: Save, specs: list[bytes]) -> str:
-        """Makes it complete, and removes older ones. What went wrong, if anything did."""
+        """Makes it complete. What went wrong, if anything did."""
         try:
             indexes = [
                 IndexRef(said.name, said.bytes, said.crc32c, server, said.blocks, said.block_bytes)
@@ -64,11 +64,14 @@ class Checkpoints:
             write_manifest(self._folder, manifest)
         except Exception as error:
             return str(error) or type(error).__name__
+        return ""
+
+    def prune(self, app: str, writing: set[str]) -> None:
+        """Removes older ones, but not those that are being written."""
         try:
-            prune(self._folder, save.app, self._keep, {save.id})
+            prune(self._folder, app, self._keep, writing)
         except Exception as error:
             _log.warning("checkpoints: older ones stay: %s", error)
-        return ""
 
 
 def object_of(spec: bytes) -> Object:
@@ -84,4 +87,6 @@ def resume_of(checkpoint: Checkpoint) -> Resume:
     ledgers = plain(manifest.ledgers, dict[str, SavedLedger] | None, where) or {}
     extra = {int(rank): bytes(value) for rank, value in manifest.extra.items()}
     specs = [one.spec for one in manifest.objects]
-    return Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra)
+    return Resume(
+        manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra, manifest.created
+    )

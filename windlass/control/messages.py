@@ -29,6 +29,7 @@ REDUCE_BYTES_MAX = 1 << 20  # of an array that a worker gives to an all-reduce
 DIMS_MAX = 64  # that it has
 EXTRA_BYTES_MAX = 1 << 20  # of one worker in a checkpoint
 NOTE_BYTES_MAX = 1 << 20  # on one object in a checkpoint
+NOTES_MAX = 1024
 OBJECTS_IN_SAVE_MAX = 1 << 16
 HELD_MAX = 4096  # ranges that one worker holds of one ledger
 
@@ -117,6 +118,7 @@ class Report(Message, frozen=True):
     memory_bytes_max: U64 = 0  #: of servers
     tables: Annotated[dict[U32, tuple[U64, U64]], Meta(max_length=TABLES_MAX)] = {}  #: of servers: rows and bytes
     pulls: PullReport = PullReport()  #: of workers and readers
+    saved_bytes: U64 = 0  #: of servers: captured for the checkpoint that is being taken
 
 
 class Question(Message, frozen=True):
@@ -220,14 +222,15 @@ class Save(Question, frozen=True):
     tag: Tag | None = None
     only: Annotated[list[Name], Meta(max_length=OBJECTS_IN_SAVE_MAX)] | None = None  #: names without the app; None: all
     extra: Annotated[bytes, Meta(max_length=EXTRA_BYTES_MAX)] = b""  #: the asker's, JSON
-    notes: Annotated[dict[Name, Annotated[bytes, Meta(max_length=NOTE_BYTES_MAX)]], Meta(max_length=1024)] = {}
+    notes: Annotated[dict[Name, Annotated[bytes, Meta(max_length=NOTE_BYTES_MAX)]], Meta(max_length=NOTES_MAX)] = {}
 
 
 class SaveNow(Question, frozen=True):
-    """An operator asks for a checkpoint of an app; the answer says under which id it is being taken."""
+    """An operator asks for a checkpoint of an app. Answered at once, or when it is complete, with its id."""
 
     app: Name
     tag: Tag | None = None
+    wait: bool = False
 
 
 class Keep(Message, frozen=True):
@@ -297,9 +300,10 @@ class Refused(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """Who has not come yet."""
+    """Who has not come yet. Whoever hears that servers load a checkpoint gives them time."""
 
     missing: list[str]
+    loading: bool = False
 
 
 class View(Message, frozen=True):

@@ -28,6 +28,7 @@ class Resume:
     specs: list[bytes]
     ledgers: dict[str, SavedLedger]
     extra: dict[int, bytes] = dataclasses.field(default_factory=dict)  #: by rank
+    created: float = 0.0  #: seconds since 1970
 
 
 class Resuming:
@@ -42,6 +43,13 @@ class Resuming:
         self._taken = False  #: the app has started once
         self._clock = resume.clock if resume is not None else 0
         self._ledgers = dict(resume.ledgers) if resume is not None else {}
+
+    @property
+    def loading(self) -> list[int]:
+        """Servers that fill their shards. It takes as long as the disk does, and nobody gives up meanwhile."""
+        if not (self.going and self._begun):
+            return []
+        return sorted(set(self._state.servers) - self._loaded)
 
     def begin(self) -> bool:
         """The servers are there. Whether there is nothing to wait for."""
