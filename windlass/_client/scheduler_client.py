@@ -96,16 +96,20 @@ class Attendance:
             while self._view is None:
                 if self._over is not None:
                     raise self._over
-                left = max(deadline, self._loading_at + _LOADING_SECONDS) - time.monotonic()
+                left = self.until(deadline) - time.monotonic()
                 if left <= 0:
                     who = ", ".join(self._missing) or "nobody that the scheduler has named"
                     where = f"at the scheduler {self.at.address}"
                     raise Timeout(f"connect: app {self.at.app!r} has not started {where}; missing: {who}")
                 self._changed.wait(min(left, 1.0))
-        deadline = max(deadline, self._loading_at + _LOADING_SECONDS)
+        deadline = self.until(deadline)
         # The caller may hold the GIL from now on, and a first heartbeat needs it.
         if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
             raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
+
+    def until(self, deadline: float) -> float:
+        """When we give up: the deadline, or later if servers load a checkpoint."""
+        return max(deadline, self._loading_at + _LOADING_SECONDS)
 
     @property
     def over(self) -> WindlassError | None:
@@ -265,6 +269,7 @@ def join(
         raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
     deadline = time.monotonic() + start_seconds
     attendance = scheduled.attend(rank, world_size, start_seconds)
+    deadline = attendance.until(deadline)
     servers, welcome = attendance.servers, attendance.member.welcome
     sums = -1 if scheduled.checksums is None else int(scheduled.checksums)
     number = 0 if scheduled.reader else attendance.rank
