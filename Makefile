@@ -48,9 +48,10 @@ setup: ## a virtual environment with windlass built in place
 installed: $(VENV)/base $(VENV)/built # beside each other: the core is compiled while torch is unpacked
 	@:
 
-demo: setup ## train a network on MNIST with 2 servers and 2 workers, then compare the policies
+demo: setup ## train a network on MNIST with 2 servers and 2 workers, compare the policies, kill and resume
 	$(BIN)/windlass run --progress --servers 2 --workers 2 apps/mnist/train.py
 	$(BIN)/python apps/mnist/compare.py --ways bsp ssp:3 asp --samples 30000 --plot build/mnist.png
+	$(BIN)/python apps/mnist/resume.py --samples 20000
 
 test: test-core test-python ## all tests
 

@@ -223,6 +223,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "sync": plain("sync", r".* to BSP|push_pull .*"),
     "train": plain("train"),
     "rules": rules,
+    "checkpoint": plain("checkpoint"),
     "rules all": plain("rules", "push .*"),
     "policies": policies,
     "gates": gates,

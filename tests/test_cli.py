@@ -84,4 +84,4 @@ def one_cluster(suite: Suite) -> None:
 
 def test_a_run_of_the_bench_that_fails_is_an_error_with_its_last_words(tmp_path: Path):
     with pytest.raises(RuntimeError, match=r"ended with status 3; it said:\nthe reason"):
-        in_run._run([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"], str(tmp_path))
+        in_run.run_until_it_ends([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"], str(tmp_path))

@@ -43,12 +43,13 @@ def app(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 # -- the training ------------------------------------------------------------------------------------------------------
 
 
-def test_make_demo_runs_the_training_and_then_the_comparison():
+def test_make_demo_runs_the_training_the_comparison_and_a_training_that_is_killed():
     done = run("make", "-C", str(ROOT), "--dry-run", "demo")
     assert done.returncode == 0, done.stderr
-    training, comparison = [line for line in done.stdout.splitlines() if "apps/mnist" in line]
+    training, comparison, resumed = [line for line in done.stdout.splitlines() if "apps/mnist" in line]
     assert re.search(r"bin/windlass run --progress --servers 2 --workers 2 apps/mnist/train\.py$", training)
     assert re.search(r"bin/python apps/mnist/compare\.py .*--plot \S+\.png$", comparison)
+    assert re.search(r"bin/python apps/mnist/resume\.py --samples \d+$", resumed)
 
 
 def test_two_workers_on_two_servers_show_how_they_get_on_and_say_how_well_they_did():
@@ -220,3 +221,42 @@ def test_a_training_that_fails_is_what_the_comparison_shows():
     assert done.returncode == 1
     assert "compare.py: the training under spp:3 has failed:" in done.stderr
     assert "did you mean" in done.stderr
+
+
+# -- a training that is killed -----------------------------------------------------------------------------------------
+
+
+def test_a_training_that_is_killed_in_the_middle_ends_as_well_as_one_that_was_not(accurate: bool):
+    size, tolerance = ("1438", "0.05") if accurate else ("256", "0.5")  # few steps: the accuracy moves by itself
+    command = [sys.executable, str(MNIST / "resume.py"), "--data=digits", f"--samples={size}", "--batch=16"]
+    done = run(*command, f"--epochs={3 if accurate else 1}", f"--tolerance={tolerance}")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    at = re.search(
+        r"all processes killed; the last checkpoint is of iteration (\d+) of about (\d+)$", done.stdout, re.M
+    )
+    assert at is not None, done.stdout
+    assert int(at[1]) >= int(at[2]) // 2
+    assert re.search(r"^undisturbed \d+\.\d\d%, killed and resumed \d+\.\d\d%$", done.stdout, re.M), done.stdout
+
+
+@pytest.mark.parametrize(("seen", "said"), [(0.9, None), (0.8, "differs from the undisturbed run's by more than 0.02")])
+def test_a_training_that_ends_otherwise_than_the_undisturbed_one_is_a_failure(
+    app: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], seen: float, said: str | None
+):
+    del app  # its folder is on the path
+    monkeypatch.delitem(sys.modules, "resume", raising=False)
+    import resume
+
+    ends = iter([0.91, seen])
+    monkeypatch.setattr(resume, "finished", lambda *_: next(ends))
+    monkeypatch.setattr(resume, "killed", lambda *_: 7)
+    monkeypatch.setattr(sys, "argv", ["resume.py", "--data=digits"])
+    try:
+        if said is None:
+            resume.main()
+            assert "undisturbed 91.00%, killed and resumed 90.00%" in capsys.readouterr().out
+        else:
+            with pytest.raises(resume.Failed, match=said):
+                resume.main()
+    finally:
+        sys.modules.pop("resume", None)

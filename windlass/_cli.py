@@ -135,6 +135,20 @@ def rules(
     _measure("rules", 0, json, short, part=part.value if part else "")
 
 
+@bench.command(name="checkpoint")
+def checkpoint_suite(
+    json: Json = None,
+    short: Short = False,
+    where: Annotated[
+        str, typer.Option("--dir", help="A folder on the disk to measure. Default: that for temporary files.")
+    ] = "",
+) -> None:
+    """Saving and loading beside plain writes and reads, training meanwhile, and starting again."""
+    if where and not pathlib.Path(where).is_dir():
+        raise typer.BadParameter(f"no such folder: {where}", param_hint="--dir")
+    _measure("checkpoint", 0, json, short, where=where)
+
+
 @bench.command(name="all")
 def all_suites(
     json: Annotated[pathlib.Path, typer.Option("--json", help="A folder for one file per suite.", file_okay=False)],

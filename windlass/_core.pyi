@@ -767,9 +767,9 @@ class Shelf:
     def piece(self, object: int, shard: int, piece: int, at: int, from_: object) -> None:
         """Writes bytes of one of a tensor's arrays."""
 
-    def rows(self, object: int, shard: int, rows: int, from_: object) -> None:
+    def rows(self, object: int, shard: int, rows: int, from_: Sequence[object]) -> None:
         """
-        Writes rows of a table: keys, updates, touched, numbers per row, weights, state arrays.
+        Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays.
         """
 
     def counts(self, object: int, shard: int, version: int, count: int, made: int) -> int:

@@ -3,6 +3,9 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <memory>
+#include <span>
+#include <vector>
 
 #include "bind/bind.h"
 #include "bind/spec.h"
@@ -148,18 +151,24 @@ void bind_checkpoint(nb::module_& m) {
           "Writes bytes of one of a tensor's arrays.")
       .def(
           "rows",
-          [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t rows, nb::handle from) {
+          [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t rows, nb::sequence from) {
             const auto there = shelf.find(object);
-            const Bytes bytes(from);
+            std::vector<std::unique_ptr<const Bytes>> buffers;
+            std::vector<std::span<const std::byte>> arrays;
+            for (const nb::handle one : from) {
+              buffers.push_back(std::make_unique<const Bytes>(one));
+              arrays.emplace_back(buffers.back()->data(), buffers.back()->size());
+            }
             Status status;
             {
               nb::gil_scoped_release release;
-              status = restore_rows(*there, shard, rows, bytes.data(), bytes.size());
+              status = restore_rows(*there, shard, rows, arrays);
             }
             raise_after(std::move(status));
           },
           nb::arg("object"), nb::arg("shard"), nb::arg("rows"), nb::arg("from_"),
-          "Writes rows of a table: keys, updates, touched, numbers per row, weights, state arrays.")
+          nb::sig("def rows(self, object: int, shard: int, rows: int, from_: Sequence[object]) -> None"),
+          "Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays.")
       .def(
           "counts",
           [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t version, uint64_t count, uint64_t made) {

@@ -13,6 +13,7 @@ from helpers import check_python
 
 import windlass as wl
 from windlass import _core
+from windlass._checkpoint.arrays import parts_of
 
 RULES = [
     wl.Sum(),
@@ -53,7 +54,7 @@ class Captured:
         for number, shard, which, at, data in self.pieces:
             shelf.piece(number, shard, which, at, data)
         for number, shard, rows, data in self.rows:
-            shelf.rows(number, shard, rows, data)
+            shelf.rows(number, shard, rows, [*parts_of(shelf, number).rows(data, rows).values()])
         for number, shard, version, count, made, _, fingerprint, _ in self.shards:
             assert shelf.counts(number, shard, version, count, made) == fingerprint
 

@@ -281,7 +281,7 @@ def test_saving_inside_the_process_says_what_is_wrong(tmp_path: pathlib.Path) ->
         v = cluster.tensor("v", (4,), rule=wl.Sum(), sync="bsp")
         with pytest.raises(wl.InvalidArgument, match="there is no place for it; give to="):
             cluster.save()
-        with pytest.raises(wl.InvalidArgument, match="a tag is 1 to 128 letters"):
+        with pytest.raises(wl.InvalidArgument, match="expected a name of at most 128 letters"):
             cluster.save("a/b", to=tmp_path)
         with pytest.raises(wl.NotFound, match="there is no object 'x'"):
             cluster.save(only=["x"], to=tmp_path)

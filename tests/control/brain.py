@@ -9,6 +9,7 @@ from windlass import _core
 from windlass.control import messages as m
 from windlass.control.events import Action, Admit, Came, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
 from windlass.control.model import Terms
+from windlass.control.resume import Resume
 from windlass.control.scheduler import read_spec
 from windlass.control.state import State
 
@@ -19,8 +20,8 @@ T = TypeVar("T", bound=m.Message)
 class Brain:
     """Feeds events and notes what follows."""
 
-    def __init__(self, servers: int = 2, **terms: object) -> None:
-        self.state = State(Terms(CLUSTER, servers, **terms), read_spec, _core.same_spec)  # type: ignore[arg-type]
+    def __init__(self, servers: int = 2, resume: Resume | None = None, **terms: object) -> None:
+        self.state = State(Terms(CLUSTER, servers, **terms), read_spec, _core.same_spec, resume)  # type: ignore[arg-type]
         self.told: dict[int, list[m.Message]] = collections.defaultdict(list)
         self.refused: dict[int, m.Refused] = {}
         self.admitted: dict[int, int] = {}

@@ -188,7 +188,7 @@ def test_a_scheduler_that_is_told_to_end_takes_a_checkpoint_of_each_app_first() 
         brain.say(worker, m.Save(9, clock=1))
         capture = write(brain)
         assert capture.app == app
-        brain.feed(Written(capture.save))
+        brain.feed(Written(capture.save, at=1000.0))
     assert brain.timers["end"] == 0.0
     brain.fire("end")
     assert brain.end is not None

@@ -295,36 +295,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
         return fingerprint_in(process.communicate(timeout=PATIENCE_S)[0])
 
 
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
-    undisturbed: str, tmp_path: pathlib.Path, request: pytest.FixtureRequest
-) -> None:
-    kills = 50 if request.config.getoption("--accurate") else 3
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    chance = random.Random(seed)
-    resume: list[str] = []
-    bit = 0
-    for at in range(kills):
-        servers = chance.choice(["1", "2", "3"])
-        with run(
-            tmp_path, "--servers", servers, "--checkpoint-every", "4", "--checkpoint-keep", "2", *resume, pause=0.1
-        ) as process:
-            if not resume:
-                until(lambda: complete(tmp_path) > 0 or process.poll() is not None, "a first checkpoint", PATIENCE_S)
-            time.sleep(chance.uniform(0.0, 2.5))
-            bit += process.poll() is None
-            with contextlib.suppress(ProcessLookupError):  # it was done
-                os.killpg(process.pid, signal.SIGKILL)
-            output = process.communicate(timeout=PATIENCE_S)[0]
-            assert at == 0 or "begins at 0\n" not in output, output
-        resume = ["--resume"]
-    assert bit > 0
-    with run(tmp_path, "--servers", "2", *resume, pause=0.0) as process:
-        output = process.communicate(timeout=PATIENCE_S)[0]
-    assert process.returncode == 0, output
-    assert fingerprint_in(output) == undisturbed
-
-
 def test_when_a_server_is_lost_the_run_starts_again_from_the_last_checkpoint(
     undisturbed: str, tmp_path: pathlib.Path
 ) -> None:

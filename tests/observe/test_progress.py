@@ -174,3 +174,17 @@ def test_when_the_reader_of_the_output_has_gone_it_ends_in_silence(monkeypatch: 
     drawn.look()
     drawn.close()
     assert drawn.due_seconds is None
+
+
+def test_a_checkpoint_that_is_written_has_a_bar_with_bytes_on_a_terminal():
+    going = {"app": "default", "clock": 7, "bytes": 250_000_000, "bytes_all": 1_000_000_000}
+    saving = json.dumps({**json.loads(STATUS), "checkpoints": {"going": going}})
+    answers = iter([saving, saving, STATUS])
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    display = Display(lambda: next(answers), console)
+    display.look()
+    assert isinstance(console.file, io.StringIO)
+    assert "clock 7: 250 MB of about 1 GB" in console.file.getvalue()
+    bar = next(line for line in console.file.getvalue().splitlines() if "250 MB" in line)
+    assert 7 <= bar.split("clock")[0].count("\N{BOX DRAWINGS HEAVY HORIZONTAL}") <= 31
+    display.close()

@@ -137,6 +137,13 @@ def big(hosts: tuple[str, str] = ("node7.example.org", "node8.example.org")) -> 
             }
         ],
         "moves": 3,
+        "checkpoints": {
+            "going": {"id": "0" * 16, "app": "click-through-rate", "clock": 12_345_678, "bytes": 45_600_000_000}
+            | {"bytes_all": 123_456_789_012},
+            "last": {"click-through-rate": {"id": "89abcdef01234567", "clock": 12_345_600, "age_seconds": 754.0}},
+            "failed": {"click-through-rate": "/mnt/checkpoints/x: cannot be written: No space left on device"},
+            "resumed": None,
+        },
         "timeouts": {"failure_timeout": 10.0, "heartbeat": 1.0, "start_timeout": 60.0, "missing_every": 5.0},
         "settings": {"config": {"value": "/home/somebody/project/windlass.toml", "from": "flag"}},
     }
@@ -155,7 +162,17 @@ def numbers_of(status: Json) -> list[str]:
     for member in status["members"]:
         found += [str(member["pid"])]
         found += [member["address"], "123 GB of 999 GB", "123456789"] if member["role"] == "server" else ["98765432"]
-    return [*found, "1234567890", "123 GB", "12345678", "64 GB", "15 or more", "1234567"]
+    return [
+        *found,
+        "89abcdef01234567",
+        "12345600",
+        "1234567890",
+        "123 GB",
+        "12345678",
+        "64 GB",
+        "15 or more",
+        "1234567",
+    ]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -166,7 +183,8 @@ def test_nothing_is_cut_at_any_width(width: int):
     assert "\u2026" not in text
     for word in numbers_of(big()):
         assert word in text, f"{word} at width {width}:\n{text}"
-    titles = ["servers", "workers and readers", "apps", "pulls", "objects", "leases", "timeouts", "settings"]
+    titles = ["servers", "workers and readers", "apps", "pulls", "objects", "leases", "checkpoints"]
+    titles += ["timeouts", "settings"]
     assert [line.strip() for line in lines if line.strip() in titles] == titles
 
 
@@ -189,6 +207,17 @@ def test_one_host_is_named_once_and_several_with_every_process():
     text = shown(big(), 200)
     assert text.count("node7.example.org") == 2
     assert "all on" not in text
+
+
+def test_checkpoints_are_shown_with_their_age_what_is_written_and_why_there_is_none():
+    text = shown(big(), 200)
+    line = next(line for line in text.splitlines() if "89abcdef01234567" in line)
+    assert re.search(r"12345600 +13 min +clock 12345678: 45\.6 GB of about 123 GB", line)
+    assert "No space left on device" in text
+    status = big()
+    status["checkpoints"] |= {"going": None, "last": {}, "failed": {"a": "server 1 is gone"}}
+    assert re.search(r"^a +none +server 1 is gone", shown(status, 200), re.M)
+    assert "checkpoints" not in shown(big() | {"checkpoints": None}, 200)
 
 
 def test_what_is_in_brackets_is_shown_as_it_is():

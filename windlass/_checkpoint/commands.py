@@ -1,4 +1,4 @@
-"""`windlass checkpoint`: what lies in a folder of checkpoints. None of these needs a cluster.
+"""`windlass checkpoint`: has a cluster take one, and what lies in a folder of them. Only `save` needs a cluster.
 
 What they use is imported when they run: the command line is to begin at once.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from windlass._errors import CorruptCheckpoint, InvalidArgument
-from windlass.launch.commands import AsJson, plainly
+from windlass.launch.commands import Address, AsJson, Config, NoToken, RunName, TlsCa, TokenFile, plainly, settings_of
 
 if TYPE_CHECKING:
     from windlass._checkpoint.folder import Folder
@@ -18,7 +18,40 @@ if TYPE_CHECKING:
 Where = Annotated[str, typer.Argument(metavar="FOLDER", help="A directory, or a URL such as s3://bucket/runs.")]
 App = Annotated[str | None, typer.Option(help="Only of this app.", show_default=False)]
 TheApp = Annotated[str | None, typer.Option(help="Of this app. Default: the only one there.", show_default=False)]
+SaveApp = Annotated[str | None, typer.Option(help="Of this app. Default: default.", show_default=False)]
 ID = "Its id, its tag, or the name of its folder."
+
+
+def save(
+    tag: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="What to call it. One that has a name is kept.")
+    ] = None,
+    app: SaveApp = None,
+    address: Address = None,
+    run: RunName = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until it is complete.")] = 600.0,
+) -> None:
+    """Has a cluster take a checkpoint, and waits until it is complete.
+
+    It is cut between two iterations of the app's lowest rank.
+    """
+    from windlass._checkpoint.names import check_tag
+    from windlass._net.tls import client_tls
+    from windlass.observe.operator import Operator, find
+    from windlass.observe.saving import wait
+
+    if tag is not None:
+        check_tag(tag)
+    settings = settings_of(locals())
+    where, token = find(settings, run, changes=True)
+    tls = client_tls(settings.tls_ca)
+    with Operator(where, token, tls=tls) as operator:
+        id = wait(operator, where, token, tls, settings.app, tag, timeout)
+    typer.echo(f"cluster at {where}: checkpoint {id} of app {settings.app!r} is complete")
 
 
 def ls(folder: Where, app: App = None, as_json: AsJson = False) -> None:
@@ -164,5 +197,5 @@ def _find(at: "Folder", app: str | None, which: str) -> "Place":
 
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass checkpoint`."""
-    for command in (ls, verify, export, rm):
+    for command in (save, ls, verify, export, rm):
         app.command()(plainly(command))

@@ -1,7 +1,9 @@
 """A server's part of a resume: the shards that are here, filled from a checkpoint before anybody trains on them."""
 
 import bisect
+import concurrent.futures
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +15,7 @@ from windlass._checkpoint.layout import DTYPES, Shard
 from windlass._checkpoint.reader import Checkpoint, ReadPiece
 from windlass._errors import CorruptCheckpoint
 
+_THREADS = 4  # each has a block in memory; while one waits for the disk, another has work
 _UPDATES_OF_NEW_STATE = 1  # a row that was updated before, and whose rule begins anew
 
 
@@ -37,13 +40,33 @@ def fill(
             said.append(f"{parts.name!r} has another rule than in the checkpoint: only its weights are taken")
             filling[parts.name] = _FillingWeights(shelf, checkpoint, number, parts, list(shards))
     wanted = {(name, shard) for name, one in filling.items() for shard in one.wanted}
-    for read in checkpoint.read(wanted):
-        filling[read.object].take(read)
-        if progress is not None:
-            progress(sum(array.nbytes for array in read.arrays.values()))
-    for one in filling.values():
-        one.finish()
+    lock = threading.Lock()
+
+    def place(block: Callable[[], list[ReadPiece]]) -> None:
+        for read in block():
+            filling[read.object].take(read)
+            if progress is not None:
+                with lock:
+                    progress(sum(array.nbytes for array in read.arrays.values()))
+
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, "windlass-load") as pool:
+        try:
+            for _ in pool.map(place, checkpoint.blocks(wanted)):
+                pass
+            for _ in pool.map(lambda one: one[0].finish(one[1]), _each_shard(filling.values())):
+                pass
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return said
+
+
+def _each_shard(filling: "Iterable[_Filling]") -> "list[tuple[_Filling, int]]":
+    return [(one, shard) for one in filling for shard in one.shards]
+
+
+def _bytes_of(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, np.dtype[np.uint8]]":
+    return array.reshape(-1).view(np.uint8)
 
 
 class _Filling:
@@ -70,24 +93,18 @@ class _Filling:
             self.put_piece(read.shard, places[name], read.offset, array)
 
     def put_rows(self, shard: int, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
-        data = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
-        self.shelf.rows(self.number, shard, len(arrays["keys"]), data)
+        self.shelf.rows(self.number, shard, len(arrays["keys"]), [*map(_bytes_of, arrays.values())])
 
     def put_piece(self, shard: int, place: int, offset: int, array: "np.ndarray[Any, Any]") -> None:
-        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.shelf.piece(self.number, shard, place, offset * array.itemsize, data)
+        self.shelf.piece(self.number, shard, place, offset * array.itemsize, _bytes_of(array))
 
-    def finish(self) -> None:
+    def finish(self, shard: int) -> None:
         """After the last piece."""
-        for shard in self.shards:
-            facts = self.there[shard].facts
-            seen = self.shelf.counts(self.number, shard, facts.version, facts.count, self.checkpoint.manifest.clock)
-            if seen != facts.fingerprint:
-                where = self.checkpoint.folder.where(self.checkpoint.place)
-                raise CorruptCheckpoint(
-                    f"{where}: shard {shard} of {self.parts.name!r}: expected fingerprint {facts.fingerprint:016x}, "
-                    f"saw {seen:016x}"
-                )
+        facts = self.there[shard].facts
+        seen = self.shelf.counts(self.number, shard, facts.version, facts.count, self.checkpoint.manifest.clock)
+        if seen != facts.fingerprint:
+            where = f"{self.checkpoint.folder.where(self.checkpoint.place)}: shard {shard} of {self.parts.name!r}"
+            raise CorruptCheckpoint(f"{where}: expected fingerprint {facts.fingerprint:016x}, saw {seen:016x}")
 
 
 class _FillingWeights(_Filling):
@@ -97,6 +114,7 @@ class _FillingWeights(_Filling):
         self, shelf: _core.Shelf, checkpoint: Checkpoint, number: int, parts: Parts, shards: list[int]
     ) -> None:
         super().__init__(shelf, checkpoint, number, parts, shards)
+        self._version = max(shard.facts.version for shard in self.there)
         if not parts.is_table:
             self._first_here = _core.cut_of(parts.spec)
             self._first_there = _core.cut_of(checkpoint.objects[parts.name].spec)
@@ -126,10 +144,8 @@ class _FillingWeights(_Filling):
             if shard in here:
                 self.put_piece(shard, 0, first - self._first_here[shard], weights[first - begin : last - begin])
 
-    def finish(self) -> None:
-        version = max(shard.facts.version for shard in self.there)
-        for shard in self.shards:
-            self.shelf.counts(self.number, shard, version, 0, self.checkpoint.manifest.clock)
+    def finish(self, shard: int) -> None:
+        self.shelf.counts(self.number, shard, self._version, 0, self.checkpoint.manifest.clock)
 
 
 def _between(firsts: list[int], begin: int, end: int) -> Iterable[int]:

@@ -22,6 +22,7 @@ _ESCAPED = re.compile(r"([0-9a-z-]|\.[0-9a-f]{2})+")
 _FILE = re.compile(r"[0-9a-z-][0-9a-z.-]*")
 _FOLDER = re.compile(r"([0-9]{16})-([0-9a-f]{16})")
 _ID = re.compile(r"[0-9a-f]{16}")
+_TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 _BLOCK = re.compile(r"server-(0|[1-9][0-9]{0,6})-([0-9]{4,9})\.safetensors")
 _INDEX = re.compile(r"server-(0|[1-9][0-9]{0,6})\.index\.json")
 
@@ -49,6 +50,16 @@ class Place(msgspec.Struct, frozen=True, order=True):
     def path(self) -> str:
         """Of its folder, below the root."""
         return f"{escape(self.app)}/{self.name}"
+
+
+def check_tag(tag: str, what: str = "checkpoint") -> str:
+    """What a user may call a checkpoint; InvalidArgument."""
+    if not isinstance(tag, str) or _TAG.fullmatch(tag) is None:
+        raise InvalidArgument(
+            f"{what}: expected a name of at most 128 letters, digits, '_', '.' and '-' that begins with a letter or "
+            f"digit, saw {tag!r}"
+        )
+    return tag
 
 
 def place_of(app: str, folder_name: str) -> Place | None:

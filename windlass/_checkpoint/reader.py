@@ -1,5 +1,6 @@
 """Reading a checkpoint: nothing is believed before its checksum was right, and no length before it was checked."""
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -107,23 +108,32 @@ class Checkpoint:
 
     def read(self, wanted: Iterable[tuple[str, int]] | None = None) -> Iterator[ReadPiece]:
         """The pieces of these shards, or of all, in the order in which they lie there: each file is read once."""
+        for block in self.blocks(wanted):
+            yield from block()
+
+    def blocks(self, wanted: Iterable[tuple[str, int]] | None = None) -> "list[Callable[[], list[ReadPiece]]]":
+        """The same, a function per file that reads it: threads may call them side by side."""
         chosen = None if wanted is None else set(wanted)
-        for key in sorted(self._in_block):
-            if chosen is None or any((shard.object, shard.shard) in chosen for shard, _ in self._in_block[key]):
-                for read in self._read_block(*key).values():
-                    if chosen is None or (read.object, read.shard) in chosen:
-                        yield read
+
+        def read(key: tuple[int, int]) -> list[ReadPiece]:
+            found = self._parse_block(*key).values()
+            return [one for one in found if chosen is None or (one.object, one.shard) in chosen]
+
+        return [
+            functools.partial(read, key)
+            for key in sorted(self._in_block)
+            if chosen is None or any((shard.object, shard.shard) in chosen for shard, _ in self._in_block[key])
+        ]
 
     def verify(self, progress: Callable[[int], None] | None = None) -> int:
         """Reads every byte; CorruptCheckpoint names the file that is wrong. Returns how many bytes were read."""
         total = 0
         for key in sorted(self._in_block):
-            self._read_block(*key)
+            self._parse_block(*key)
             n = self._indexes[key[0]].blocks[key[1]].bytes
             total += n
             if progress is not None:
                 progress(n)
-        self._last = None
         return total
 
     def _add(self, index: Index, where: str) -> None:
@@ -142,9 +152,13 @@ class Checkpoint:
                 self._in_block[number, piece.block].append((shard, piece))
 
     def _read_block(self, index: int, number: int) -> dict[str, ReadPiece]:
-        """All pieces in a block, by name. The last block is kept: shards that follow one another are in it, too."""
-        if self._last is not None and self._last[0] == (index, number):
-            return self._last[1]
+        """The same of the last block again: shards that follow one another are in it, too."""
+        if self._last is None or self._last[0] != (index, number):
+            self._last = (index, number), self._parse_block(index, number)
+        return self._last[1]
+
+    def _parse_block(self, index: int, number: int) -> dict[str, ReadPiece]:
+        """All pieces in a block, by name."""
         block = self._indexes[index].blocks[number]
         where = self._at(block.name)
         arrays = parse_safetensors(self.folder.read(self.place, block), where)
@@ -162,7 +176,6 @@ class Checkpoint:
             pieces[piece.name] = ReadPiece(shard.object, shard.shard, piece.offset, found)
         if arrays:
             raise CorruptCheckpoint(f"{where}: {next(iter(arrays))[:80]!r} is not in the index")
-        self._last = ((index, number), pieces)
         return pieces
 
     def _of(self, object: str) -> dict[int, tuple[int, Shard]]:

@@ -39,6 +39,7 @@ class Agreement:
         self._described = described
         self._puts = 0
         self._flag = cluster.tensor(f"{name} begun", (2,), rule=Max(), dtype=np.int64, sync=ASP())
+        cluster._notes[self._flag.name] = b'{"parameters":[]}'  # nothing of it is exported
 
     def begin(self, put: Callable[[], None], timeout: float | None = None) -> None:
         """Calls `put` if nobody has put weights before. Returns when they are there."""

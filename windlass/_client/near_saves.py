@@ -159,11 +159,12 @@ class NearSaves:
         return made
 
     def _write(self, made: SavedCheckpoint, save: Save, saving: Saving, where: str) -> None:
+        checkpoints = Checkpoints(where, self.terms.keep)
         try:
             index = saving.write()
             self._await_places()
             save.indexes[0] = m.Saved(0, "", index.name, index.bytes, index.crc32c, index.blocks, index.block_bytes)
-            if why := Checkpoints(where, self.terms.keep).write(save, saving.specs):
+            if why := checkpoints.write(save, saving.specs):
                 raise CheckpointFailed(why)
         except Exception as error:
             text = f"checkpoint {made.id}: {error or type(error).__name__}"
@@ -172,6 +173,8 @@ class NearSaves:
             return
         _log.info("checkpoint %s is complete", made.id)
         made._end(None)
+        with self._lock:  # who would begin another one meanwhile waits
+            checkpoints.prune(save.app, {save.id})
 
     def _await_places(self) -> None:
         """Workers that were behind the cut have got there: the shards have."""

@@ -4,12 +4,12 @@ import itertools
 import json
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from windlass._checkpoint.names import check_tag
 from windlass._errors import CheckpointFailed, InvalidArgument, Timeout, WindlassError
 from windlass.control import messages as m
 from windlass.control.member import error_of
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
 
 _KEEPS, _ASKS, _ASKS_NOW = 1, 2, 3
-_TAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}")
 _log = logging.getLogger("windlass")
 
 
@@ -133,15 +132,13 @@ def save(
 ) -> SavedCheckpoint:
     """Has it taken, and waits until nothing of the cut can be lost any more."""
     what = "save" if tag is None else f"save {tag!r}"
+    if tag is not None:
+        check_tag(tag, what)
     attendance = cluster._attendance
     if attendance is None and cluster._remote is not None:
         raise InvalidArgument(f"{what}: checkpoints of servers by their addresses need a scheduler")
     if attendance is not None and to is not None:
         raise InvalidArgument(f"{what}: to={os.fspath(to)!r}: servers write below their own checkpoint_dir alone")
-    if tag is not None and (not isinstance(tag, str) or _TAG.fullmatch(tag) is None):
-        raise InvalidArgument(
-            f"{what}: a tag is 1 to 128 letters, digits, '_', '.' or '-', and begins with a letter or digit"
-        )
     if cluster._session.begun == 1:
         raise InvalidArgument(
             f"{what}: this worker is within iteration {cluster.clock}: some of its BSP objects are pushed or closed, "

@@ -27,6 +27,7 @@ from windlass.control.member import Member, here, new_incarnation
 _log = logging.getLogger("windlass")
 _OPEN, _LIST, _DETACH, _DELETE = 4, 6, 14, 27  # operations of the wire
 _FOREVER_SECONDS = 1e6
+_LOADING_SECONDS = 30.0  # from one word of servers that load a checkpoint to the next, at most
 _LAST_WORD_SECONDS = 1.0  # for the scheduler to say who is missing, once time is up
 
 
@@ -86,6 +87,7 @@ class Attendance:
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
         self._missing: list[str] = []
+        self._loading_at = -math.inf  # when we heard last that servers load a checkpoint
         self._gone: dict[int, str] = {}
         self._over: WindlassError | None = None
 
@@ -96,15 +98,20 @@ class Attendance:
             while self._view is None:
                 if self._over is not None:
                     raise self._over
-                left = deadline - time.monotonic()
+                left = self.until(deadline) - time.monotonic()
                 if left <= 0:
                     who = ", ".join(self._missing) or "nobody that the scheduler has named"
                     where = f"at the scheduler {self.at.address}"
                     raise Timeout(f"connect: app {self.at.app!r} has not started {where}; missing: {who}")
                 self._changed.wait(min(left, 1.0))
+        deadline = self.until(deadline)
         # The caller may hold the GIL from now on, and a first heartbeat needs it.
         if not self.member.beating.wait(max(0.0, deadline - time.monotonic())):
             raise Timeout(f"connect: no heartbeat to the scheduler {self.at.address}")
+
+    def until(self, deadline: float) -> float:
+        """When we give up: the deadline, or later if servers load a checkpoint."""
+        return max(deadline, self._loading_at + _LOADING_SECONDS)
 
     @property
     def over(self) -> WindlassError | None:
@@ -159,8 +166,10 @@ class Attendance:
             match message:
                 case m.View():
                     self._view = message
-                case m.Waiting(missing):
+                case m.Waiting(missing, loading):
                     self._missing = missing
+                    if loading:
+                        self._loading_at = time.monotonic()
                 case m.Gone(index, why):
                     self._gone[index] = why
                 case m.Shutdown(why):
@@ -279,6 +288,7 @@ def join(
         raise InvalidArgument(f"connect: rank {rank!r} is not in a world of {world_size!r}")
     deadline = time.monotonic() + start_seconds
     attendance = scheduled.attend(rank, world_size, start_seconds)
+    deadline = attendance.until(deadline)
     servers, welcome = attendance.servers, attendance.member.welcome
     sums = -1 if scheduled.checksums is None else int(scheduled.checksums)
     number = 0 if scheduled.reader else attendance.rank

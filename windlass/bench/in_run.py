@@ -49,12 +49,12 @@ def measure(suite: Suite, servers: int, workers: int, sync: str, *parts: str, ro
         options = {"out": str(out), "parts": parts, "policy": policy, "rows": rows, "short": suite.short}
         run = ["run", "--servers", str(servers), "--workers", str(workers), "--sync", sync]
         worker = [sys.executable, "-m", "windlass.bench.in_run_worker", json.dumps(options)]
-        _run([sys.executable, "-m", "windlass", *run, *worker], folder)
+        run_until_it_ends([sys.executable, "-m", "windlass", *run, *worker], folder)
         for figure in json.loads(out.read_text()):
             suite.add(Figure(**figure))
 
 
-def _run(command: list[str], folder: str) -> None:
+def run_until_it_ends(command: list[str], folder: str) -> None:
     """Until it ends; raises with its last lines unless it ends well. Nothing of it is left behind."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WINDLASS_")}
     environment["XDG_RUNTIME_DIR"] = folder  # the run's own folder lies in there

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 #: In the order in which they run.
-SUITES = ("core", "wire", "local", "control", "sync", "train", "rules")
+SUITES = ("core", "wire", "local", "control", "sync", "train", "rules", "checkpoint")
 NEEDS_TORCH = {"train"}
 
 

@@ -96,7 +96,7 @@ def status_of(
         ],
         "leases": [{"app": app, "name": name, **of.status()} for (app, name), of in state.ledgers.items()],
         "moves": len(state.moves),
-        "checkpoints": state.saves.status() if terms.saves else None,
+        "checkpoints": _checkpoints(state) if terms.saves else None,
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
             "heartbeat": terms.beat_seconds,
@@ -106,6 +106,14 @@ def status_of(
         },
         "settings": settings,
     }
+
+
+def _checkpoints(state: State) -> dict[str, Any]:
+    """With the ages of the newest ones, in seconds."""
+    found = state.saves.status()
+    for one in found["last"].values():
+        one["age_seconds"] = round(max(0.0, time.time() - one.pop("at")), 3)
+    return found
 
 
 def _size(object_: Object, table_sizes: dict[int, tuple[int, int]]) -> dict[str, int | None]:

@@ -35,6 +35,12 @@ class ServerCheckpoints:
         self._lock = threading.Lock()  # of what follows
         self._going: dict[int, _Going] = {}
 
+    @property
+    def captured_bytes(self) -> int:
+        """Of the checkpoint that is being taken."""
+        with self._lock:
+            return sum(one.saving.bytes for one in self._going.values() if one.saving is not None)
+
     def save(self, order: m.Capture) -> None:
         """Arms and writes, in a thread. Answers with Armed and Saved."""
         with self._lock:

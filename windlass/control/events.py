@@ -48,6 +48,7 @@ class Written:
 
     save: int
     error: str = ""
+    at: float = 0.0  #: seconds since 1970
 
 
 Event = Came | Said | Died | Fired | Written

@@ -27,7 +27,7 @@ _NOTHING = msgspec.Raw(b"null")
 
 
 class Checkpoints:
-    """The folder of a cluster's checkpoints. write() is called from a thread."""
+    """The folder of a cluster's checkpoints. write() and prune() are called from a thread."""
 
     def __init__(self, where: str, keep: int, resume: str | None = None, app: str = "") -> None:
         """`resume`: which one of `app` to begin with, or NEWEST. Raises NotFound, CorruptCheckpoint."""
@@ -56,7 +56,7 @@ class Checkpoints:
         return older
 
     def write(self, save: Save, specs: list[bytes]) -> str:
-        """Makes it complete, and removes older ones. What went wrong, if anything did."""
+        """Makes it complete. What went wrong, if anything did."""
         try:
             indexes = [
                 IndexRef(said.name, said.bytes, said.crc32c, server, said.blocks, said.block_bytes)
@@ -81,11 +81,14 @@ class Checkpoints:
             write_manifest(self._folder, manifest)
         except Exception as error:
             return str(error) or type(error).__name__
+        return ""
+
+    def prune(self, app: str, writing: set[str]) -> None:
+        """Removes older ones, but not those that are being written."""
         try:
-            prune(self._folder, save.app, self._keep, {save.id})
+            prune(self._folder, app, self._keep, writing)
         except Exception as error:
             _log.warning("checkpoints: older ones stay: %s", error)
-        return ""
 
 
 def object_of(spec: bytes) -> Object:
@@ -103,4 +106,5 @@ def resume_of(checkpoint: Checkpoint) -> Resume:
     specs = [one.spec for one in manifest.objects]
     splits = plain(manifest.splits, dict[str, dict[str, SplitPlace]] | None, where) or {}
     places = {int(rank): of for rank, of in splits.items() if rank.isdecimal()}
-    return Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra, places)
+    found = Resume(manifest.id, manifest.app, manifest.clock, manifest.world_size, specs, ledgers, extra, places)
+    return dataclasses.replace(found, created=manifest.created)

@@ -120,6 +120,7 @@ class Report(Message, frozen=True):
     memory_bytes_max: U64 = 0  #: of servers
     tables: Annotated[dict[U32, tuple[U64, U64]], Meta(max_length=TABLES_MAX)] = {}  #: of servers: rows and bytes
     pulls: PullReport = PullReport()  #: of workers and readers
+    saved_bytes: U64 = 0  #: of servers: captured for the checkpoint that is being taken
 
 
 class Question(Message, frozen=True):
@@ -227,10 +228,11 @@ class Save(Question, frozen=True):
 
 
 class SaveNow(Question, frozen=True):
-    """An operator asks for a checkpoint of an app; the answer says under which id it is being taken."""
+    """An operator asks for a checkpoint of an app. Answered at once, or when it is complete, with its id."""
 
     app: Name
     tag: Tag | None = None
+    wait: bool = False
 
 
 class Keep(Message, frozen=True):
@@ -340,9 +342,10 @@ class Refused(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """Who has not come yet."""
+    """Who has not come yet. Whoever hears that servers load a checkpoint gives them time."""
 
     missing: list[str]
+    loading: bool = False
 
 
 class View(Message, frozen=True):

@@ -35,6 +35,7 @@ class Resume:
     ledgers: dict[str, SavedLedger]
     extra: dict[int, bytes] = dataclasses.field(default_factory=dict)  #: by rank
     places: dict[int, dict[str, m.SplitPlace]] = dataclasses.field(default_factory=dict)  #: of static splits, by rank
+    created: float = 0.0  #: seconds since 1970
     older: "list[Resume]" = dataclasses.field(default_factory=list)  #: what to take if it is damaged, the newest first
 
     def places_of(self, rank: int, world_size: int) -> tuple[dict[str, m.SplitPlace], str]:
@@ -80,6 +81,13 @@ class Resuming:
         self._changes: dict[int, _Change] = {}  # by the number of their orders
         self._next = 1
         self._lost: dict[str, str] = {}  # objects whose numbers could not be loaded again: why, by app/name
+
+    @property
+    def loading(self) -> list[int]:
+        """Servers that fill their shards. It takes as long as the disk does, and nobody gives up meanwhile."""
+        if not (self.going and self._begun):
+            return []
+        return sorted(set(self._state.servers) - self._loaded)
 
     def begin(self) -> bool:
         """The servers are there. Whether there is nothing to wait for."""

@@ -15,7 +15,7 @@ the lowest clock of theirs, which no update can have passed; they are released w
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from windlass.control import messages as m
 from windlass.control.events import SaveManifest, Timer
@@ -58,6 +58,23 @@ class Save:
     later: set[int] = dataclasses.field(default_factory=set)  #: those of them that are behind the cut
     places: dict[int, dict[str, m.SplitPlace]] = dataclasses.field(default_factory=dict)  #: of static splits, by rank
     held: bool = False  #: for workers that hold
+    operators: list["Asked"] = dataclasses.field(default_factory=list)  #: who waits until it is complete
+
+
+class Asked(NamedTuple):
+    """An operator's question that is answered when a checkpoint is complete."""
+
+    operator: int
+    question: int
+    tag: str | None
+
+
+class Last(NamedTuple):
+    """A complete checkpoint."""
+
+    id: str
+    clock: int
+    at: float  #: seconds since 1970
 
 
 class Saves:
@@ -68,7 +85,12 @@ class Saves:
         self._next = 1
         self.going: Save | None = None
         self._kept: dict[str, dict[int, list[tuple[int, bytes]]]] = {}  # by app and rank: clocks and what is kept
-        self.last: dict[str, tuple[str, int]] = {}  #: the newest complete one, id and clock, by app
+        self._asked: dict[str, list[Asked]] = {}  # by app; the checkpoint has not begun
+        resume = state.resuming.resume
+        #: The newest complete one, by app.
+        self.last: dict[str, Last] = (
+            {} if resume is None else {resume.app: Last(resume.id, resume.clock, resume.created)}
+        )
         self.failed: dict[str, str] = {}  #: why the one after it is not there, by app
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -82,6 +104,46 @@ class Saves:
         elif self.going is None:
             self.begin(m.Save(0, clock=0), app, asker=0)
 
+    def asked(self, question: m.SaveNow, app: "App", operator: int) -> None:
+        """An operator wants one. Raises Wrong."""
+        self._check_place(app)
+        if question.wait:
+            asked = Asked(operator, question.number, question.tag)
+            known = [*self._asked.get(app.name, []), *([] if self.going is None else self.going.operators)]
+            if asked in known:  # it was away, and asks again
+                return
+            self._asked.setdefault(app.name, []).append(asked)
+        else:
+            self._state.tell([operator], m.Answer(question.number))
+        if self.going is None:  # else when that one is over
+            self.due(app)
+
+    def _take_asked(self, app: "App", tag: str | None) -> tuple[str | None, list[Asked]]:
+        """The tag of the checkpoint that begins, and the operators whose it is."""
+        waiting = self._asked.pop(app.name, [])
+        tag = tag if tag is not None else next((one.tag for one in waiting if one.tag is not None), None)
+        if others := [one for one in waiting if one.tag not in (None, tag)]:
+            self._asked[app.name] = others
+        return tag, [one for one in waiting if one.tag in (None, tag)]
+
+    def _answer(self, operators: list[Asked], id: str, error: str = "", why: str = "") -> None:
+        for one in operators:
+            if one.operator in self._state.members:
+                self._state.tell([one.operator], m.Answer(one.question, error, why[: m.TEXT_CHARS_MAX], saved=id))
+
+    def ask_again(self, app: "App") -> None:
+        """A worker is gone: it may have been the one that was to ask."""
+        if self._asked.get(app.name) and self.going is None:
+            self.due(app)
+
+    def _check_place(self, app: "App") -> None:
+        if not self._state.terms.saves:
+            what = f"checkpoint of app {app.name!r}"
+            raise Wrong("InvalidArgument", f"{what}: there is no place for it; start with --checkpoint-dir DIR")
+        if self._state.lost:
+            lost = min(self._state.lost)
+            raise Wrong("ServerLost", f"checkpoint of app {app.name!r}: server {lost} is lost, and what it held")
+
     def keep(self, app: "App", rank: int, kept: m.Keep) -> None:
         """What a worker wants back."""
         of = self._kept.setdefault(app.name, {}).setdefault(rank, [])
@@ -90,13 +152,18 @@ class Saves:
 
     def begin(self, question: m.Save, app: "App", asker: int) -> None:
         """Raises Wrong."""
+        try:
+            self._begin(question, app, asker)
+        except Wrong as wrong:
+            if self.going is None:  # it would be no other way the next time
+                self._answer(self._asked.pop(app.name, []), "", wrong.error, str(wrong))
+            raise
+
+    def _begin(self, question: m.Save, app: "App", asker: int) -> None:
         state, what = self._state, f"checkpoint of app {app.name!r}"
-        if not state.terms.saves:
-            raise Wrong("InvalidArgument", f"{what}: there is no place for it; start with --checkpoint-dir DIR")
+        self._check_place(app)
         if self.going is not None:
             raise Wrong("InvalidArgument", f"{what}: another one, {self.going.id}, is being taken")
-        if state.lost:
-            raise Wrong("ServerLost", f"{what}: server {min(state.lost)} is lost, and what it held")
         own = {o.name.partition("/")[2]: o.number for o in state.objects.values() if o.app == app.name}
         if question.only is not None and (missing := sorted(set(question.only) - set(own))):
             raise Wrong("NotFound", f"{what}: there is no object {missing[0]!r}")
@@ -113,13 +180,14 @@ class Saves:
                 extra[other] = fitting[-1]
         if question.extra:
             extra[rank] = question.extra
+        tag, operators = (question.tag, []) if question.only is not None else self._take_asked(app, question.tag)
         number, self._next = self._next, self._next + 1
         going = self.going = Save(
             number,
             f"{(state.terms.cluster + number) % 2**64:016x}",
             app.name,
             question.clock,
-            question.tag,
+            tag,
             question.only is not None,
             objects,
             asker,
@@ -127,8 +195,9 @@ class Saves:
             dict(state.servers),
             {name: ledger.saved() for (of, name), ledger in state.ledgers.items() if of == app.name},
             extra,
-            {f"{app.name}/{name}": note for name, note in question.notes.items()},
+            {f"{app.name}/{name}": note for name, note in question.notes.items() if own.get(name) in objects},
             app.world_size,
+            operators=operators,
         )
         state.log("info", f"checkpoint {going.id} of app {app.name!r} at clock {going.clock}")
         going.asked = {worker for worker in app.workers.values() if state.members[worker].splits}
@@ -270,7 +339,7 @@ class Saves:
         self._state.act(Timer("save", None))
         self._state.act(SaveManifest(going))
 
-    def written(self, number: int, error: str) -> None:
+    def written(self, number: int, error: str, at: float) -> None:
         """The shell has written the manifest, or could not."""
         going = self.going
         if going is None or going.number != number:
@@ -278,7 +347,8 @@ class Saves:
         if error:
             self.give_up(error)
             return
-        self.last[going.app] = going.id, going.clock
+        if not going.partial:
+            self.last[going.app] = Last(going.id, going.clock, at)
         self.failed.pop(going.app, None)
         self._state.log("info", f"checkpoint {going.id} of app {going.app!r} is complete")
         self._over("", complete=True)
@@ -310,7 +380,7 @@ class Saves:
         if (going := self.going) is not None and index in going.servers and index not in going.indexes:
             self.give_up(f"server {index} is gone: {why}")
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """For people: what is being taken; the newest complete one; why the one after it is not there."""
         going, resuming = self.going, self._state.resuming
         resume = resuming.resume
@@ -318,10 +388,22 @@ class Saves:
         if resume is not None:
             resumed = {"id": resume.id, "app": resume.app, "clock": resume.clock, "said": list(resuming.said)}
         return {
-            "going": None if going is None else {"id": going.id, "app": going.app, "clock": going.clock},
-            "last": {app: {"id": id, "clock": clock} for app, (id, clock) in self.last.items()},
+            "going": None if going is None else self._status_of(going),
+            "last": {app: {"id": one.id, "clock": one.clock, "at": one.at} for app, one in self.last.items()},
             "failed": dict(self.failed),
             "resumed": resumed,
+        }
+
+    def _status_of(self, going: Save) -> dict[str, object]:
+        reports = [
+            self._state.members[number].report for number in going.servers.values() if number in self._state.members
+        ]
+        return {
+            "id": going.id,
+            "app": going.app,
+            "clock": going.clock,
+            "bytes": sum(report.saved_bytes for report in reports),
+            "bytes_all": self._state.object_bytes(going.objects),
         }
 
     def _over(self, error: str, *, complete: bool) -> None:
@@ -337,7 +419,11 @@ class Saves:
                 state.tell([going.asker], m.SaveOver(going.id, "CheckpointFailed" if error else "", text))
         if going.held and error:
             self._release(going.app)
+        self._answer(going.operators, going.id, "CheckpointFailed" if error else "", error)
         there = [number for index, number in going.servers.items() if state.servers.get(index) == number]
         state.tell(there, m.CaptureOver(going.number, complete))
+        for name in list(self._asked):  # who asked meanwhile
+            if (app := state.apps.get(name)) is not None and app.started:
+                self.due(app)
         state.end_if_saved(going.app)
         state.end_if_done()

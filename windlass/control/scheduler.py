@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
 _BACKLOG = 256  # also how many the event loop accepts at once
 _GOODBYE_SECONDS = 2.0
+_PRUNE_SECONDS = 30.0
 _log = logging.getLogger("windlass.scheduler")
 
 
@@ -170,7 +171,11 @@ class Scheduler:
         assert self._checkpoints is not None
         specs = [self.state.objects[number].spec for number in order.save.objects]
         error = await asyncio.to_thread(self._checkpoints.write, order.save, specs)
-        self.feed(Written(order.save.number, error))
+        self.feed(Written(order.save.number, error, time.time()))
+        if not error:  # nobody waits for it: it may take as long as the writing
+            going = self.state.saves.going
+            writing = {order.save.id, *([] if going is None else [going.id])}
+            await asyncio.to_thread(self._checkpoints.prune, order.save.app, writing)
 
     def _tell(self, member: int, message: m.Message) -> None:
         line = self._line_of.get(member)
@@ -330,6 +335,8 @@ class Scheduler:
             self._do(self.state.begin())
             await self.ended.wait()
             await self._say_goodbye()
+            if self._tasks:  # older checkpoints are being removed
+                await asyncio.wait(self._tasks, timeout=_PRUNE_SECONDS)
             return self.end
         finally:
             watch.cancel()

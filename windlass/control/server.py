@@ -182,6 +182,7 @@ class ServerMember:
             bytes_out=bytes_out,
             quotas_used=host.quotas_used,
             sync=sync_reports(host.sync_stats()),
+            saved_bytes=0 if self._checkpoints is None else self._checkpoints.captured_bytes,
             tables=dict(itertools.islice(host.table_sizes.items(), m.TABLES_MAX)),
         )
 

@@ -91,8 +91,8 @@ class State:
         self._failed: dict[tuple[int, int], str] = {}  # by who asked for moves and under which number: the first error
         self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
         self._ready = 0  # servers that let clients in
-        self.saves = Saves(self)
         self.resuming = Resuming(self, resume)
+        self.saves = Saves(self)
         self._out: list[Action] = []
 
     def begin(self) -> list[Action]:
@@ -131,8 +131,8 @@ class State:
                 self.saves.take_held(timer.removeprefix("hold:"))
             case Fired(timer) if timer.startswith("due:"):
                 self._save_due(timer.removeprefix("due:"))
-            case Written(number, error):
-                self.saves.written(number, error)
+            case Written(number, error, at):
+                self.saves.written(number, error, at)
             case Fired(timer) if timer.startswith("start:"):
                 self._give_up_start(timer.removeprefix("start:"))
             case Fired(timer) if timer.startswith("replace:"):
@@ -477,6 +477,7 @@ class State:
                 names.append(f"{more} more workers of app {app.name!r}")
         if not self.members and not self.ever_started:
             names.append("any worker")
+        names += [f"what server {i} loads from its checkpoint" for i in self.resuming.loading]
         return names
 
     def consistency(self) -> dict[str, Total]:
@@ -497,6 +498,12 @@ class State:
                 sizes[table] = (before[0] + rows, before[1] + size)
         return sizes
 
+    def object_bytes(self, numbers: list[int]) -> int:
+        """What tensors take, and tables by servers' reports."""
+        sizes = self.table_sizes()
+        chosen = [self.objects[number] for number in numbers if number in self.objects]
+        return sum(sizes.get(o.number, (0, 0))[1] if o.is_table else sum(o.shard_bytes) for o in chosen)
+
     def _waiting(self) -> list[int]:
         """Those that have come and cannot begin."""
         waiting = [n for app in self.apps.values() if not app.started for n in app.workers.values()]
@@ -507,7 +514,7 @@ class State:
     def _say_who_is_missing(self) -> None:
         if missing := self.missing():
             self._log("warning", f"still missing: {', '.join(missing)}")
-            self._tell(self._waiting(), m.Waiting(missing))
+            self._tell(self._waiting(), m.Waiting(missing, bool(self.resuming.loading)))
         for app in self.apps.values():
             if app.waited:
                 self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
@@ -516,6 +523,9 @@ class State:
     def _give_up_start(self, name: str) -> None:
         app = self.apps.get(name)
         if app is None or app.started:
+            return
+        if self.resuming.loading:
+            self._out.append(Timer(f"start:{name}", self.terms.start_timeout))
             return
         why = f"not all had come within {self.terms.start_timeout:g} s; missing: {', '.join(self.missing())}"
         self._log("error", f"app {name!r} cannot start: {why}")
@@ -566,6 +576,7 @@ class State:
             self._app_over(app)
             return
         self._next_view(app)
+        self.saves.ask_again(app)
         if not app.workers:
             self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
 
@@ -719,11 +730,11 @@ class State:
                 self._arrive(asker, question)
             case m.Save():
                 self.saves.begin(question, self.apps[self.members[asker].join.app], asker)
-            case m.SaveNow(number, name):
-                if (app := self.apps.get(name)) is None:
-                    raise Wrong("NotFound", f"there is no app {name!r}")
-                self.saves.due(app)
-                self._tell([asker], m.Answer(number))
+            case m.SaveNow(_, name):
+                if (app := self.apps.get(name)) is None or not app.started:
+                    there = ", ".join(repr(one.name) for one in self.apps.values() if one.started) or "none"
+                    raise Wrong("NotFound", f"no app {name!r} is training; those that are: {there}")
+                self.saves.asked(question, app, asker)
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
                 self._end(failed=False, why=why or "an operator asked for it")

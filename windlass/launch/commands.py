@@ -69,7 +69,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 PassThrough = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-def _settings(given: dict[str, Any]) -> Settings:
+def settings_of(given: dict[str, Any]) -> Settings:
     """From a command's arguments, by their names."""
     return load({name: value for name, value in given.items() if name in SETTINGS}, given["config"])
 
@@ -122,7 +122,7 @@ def server(
     from windlass.launch.log import set_up_log
     from windlass.launch.roles import listen_address, run_server
 
-    settings = _settings({**locals(), "listen": None})
+    settings = settings_of({**locals(), "listen": None})
     if exit_with_stdin and sys.stdin is None:
         raise InvalidArgument("--exit-with-stdin: this process has no stdin")
     addresses = [listen_address(text) for text in listen or [settings.listen]]
@@ -160,7 +160,7 @@ def scheduler(
     from windlass.launch.roles import run_scheduler
 
     which = resumed(resume, resume_from)
-    settings = _settings(locals())
+    settings = settings_of(locals())
     set_up_log()
     raise typer.Exit(run_scheduler(settings, None, sys.stdin.fileno() if exit_with_stdin else None, resume=which))
 
@@ -214,7 +214,7 @@ def run(
     if script.startswith("-"):
         raise InvalidArgument(f"windlass run: there is no option {script}{_meant(context, script)}")
     shown = None if progress is None else "on" if progress else "off"
-    settings = _settings({**locals(), "progress": shown})
+    settings = settings_of({**locals(), "progress": shown})
     which = resumed(resume, resume_from)
     command = [script, *context.args]
     raise typer.Exit(
@@ -252,7 +252,7 @@ def worker(
     config: Config = None,
 ) -> None:
     """Runs a command as a worker of the cluster at --address, on this or another host."""
-    settings = _settings(locals())
+    settings = settings_of(locals())
     if settings.address is None:
         raise InvalidArgument("windlass worker needs --address, of the scheduler (or WINDLASS_ADDRESS)")
     environment = dict(os.environ)
@@ -292,7 +292,7 @@ def status(
     from windlass.observe import status as shown
     from windlass.observe.operator import find
 
-    settings = _settings(locals())
+    settings = settings_of(locals())
     if as_json and watch:
         raise InvalidArgument("either --json or --watch")
     if run is None and settings.address is None and not as_json and len(runs := rundir.runs()) > 1:
@@ -339,7 +339,7 @@ def metrics(
     from windlass.observe import scrape
     from windlass.observe.operator import find
 
-    settings = _settings(locals())
+    settings = settings_of(locals())
     where, token = find(settings, run)
     folder = scrape.folder_of(where, token)
     if for_prometheus:
@@ -389,7 +389,7 @@ def move(
     from windlass._net.tls import client_tls
     from windlass.observe.operator import Operator, find
 
-    settings = _settings(locals())
+    settings = settings_of(locals())
     where, token = find(settings, run, changes=True)
     with Operator(where, token, timeout, client_tls(settings.tls_ca)) as operator:
         operator.move(name if "/" in name else f"default/{name}", shard, to, timeout)

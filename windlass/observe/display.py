@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from windlass._errors import WindlassError
+from windlass.observe.picture import saving
 from windlass.observe.progress import WORKERS_SHOWN, Pace, Summary, facts, line, rows
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.5  # between two questions on a terminal
 ASK_SECONDS = 1.0  # elsewhere
 LINE_SECONDS = 5.0  # between two lines there
+_BAR_COLUMNS = 30
 _AWAY_SECONDS = 1.0  # until somebody who did not answer is asked again
 #: Whoever read our output has gone; rich says it with the latter two.
 _GONE = (OSError, ValueError, IndexError, SystemExit)
@@ -40,6 +42,7 @@ class Display:
         self._look_at = 0.0
         self._say_at = time.monotonic() + LINE_SECONDS
         self._broken = False
+        self._going: dict[str, Any] | None = None  # the checkpoint that is being taken
 
     @property
     def due_seconds(self) -> float | None:
@@ -78,7 +81,9 @@ class Display:
     def _ask(self) -> list[Summary]:
         """Nothing where nobody answers: it may not be up yet, or be gone."""
         try:
-            summaries = self._pace.add(json.loads(self._fetch()))
+            status = json.loads(self._fetch())
+            summaries = self._pace.add(status)
+            self._going = (status.get("checkpoints") or {}).get("going")
             self._look_at = time.monotonic() + (LOOK_SECONDS if self._drawn else ASK_SECONDS)
             return summaries
         except (WindlassError, OSError, ValueError, KeyError, TypeError):
@@ -91,11 +96,11 @@ class Display:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-        self._live.update(picture(summaries), refresh=True)
+        self._live.update(picture(summaries, self._going), refresh=True)
 
 
-def picture(summaries: list[Summary]) -> "RenderableType":
-    """For a terminal: of each app a line and a table of its workers."""
+def picture(summaries: list[Summary], going: dict[str, Any] | None = None) -> "RenderableType":
+    """For a terminal: of each app a line and a table of its workers; and of a checkpoint that is being taken a bar."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -112,4 +117,18 @@ def picture(summaries: list[Summary]) -> "RenderableType":
         parts.append(table)
         if (more := len(summary.workers) - WORKERS_SHOWN) > 0:
             parts.append(Text(f"and {more} more"))
+    if going is not None:
+        parts.append(save_bar(going))
     return Group(*parts)
+
+
+def save_bar(going: dict[str, Any]) -> "RenderableType":
+    """How much of a checkpoint is written, as a bar and in bytes."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    bar = ProgressBar(total=max(1, going["bytes_all"], going["bytes"]), completed=going["bytes"], width=_BAR_COLUMNS)
+    line = Table.grid(padding=(0, 1))
+    line.add_row(Text("checkpoint"), bar, Text(saving(going)))
+    return line

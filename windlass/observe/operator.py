@@ -54,9 +54,10 @@ class Operator:
         """Moves a shard, and waits until it is there."""
         self._member.ask(lambda n: m.Move(n, name, shard, server), f"move shard {shard} of {name}", timeout)
 
-    def save(self, app: str, tag: str | None, timeout: float) -> None:
-        """Asks for a checkpoint, which is taken between two iterations of the app's lowest rank."""
-        self._member.ask(lambda n: m.SaveNow(n, app, tag), f"checkpoint of app {app!r}", timeout)
+    def save(self, app: str, tag: str | None, timeout: float, *, wait: bool = False) -> str:
+        """Asks for a checkpoint, which is taken between two iterations of the app's lowest rank. With wait, until it is
+        complete; returns its id."""
+        return self._member.ask(lambda n: m.SaveNow(n, app, tag, wait), f"checkpoint of app {app!r}", timeout).saved
 
     def stop(self, why: str, timeout: float) -> None:
         """Ends the cluster."""

@@ -141,6 +141,7 @@ def picture(text: str, address: str, width: int, *, changing: bool = False) -> l
         width,
         keys=2,
     )
+    parts += _checkpoints(status.get("checkpoints"), width)
     if changing:
         return parts
     timeouts = ", ".join(f"{name} {value:g} s" for name, value in status["timeouts"].items())
@@ -173,6 +174,27 @@ def _troubles(status: dict[str, Any]) -> list[tuple[str, str]]:
     resumed = (status.get("checkpoints") or {}).get("resumed") or {}
     found += [("yellow", f"checkpoint {resumed['id']}: {line}") for line in resumed.get("said", [])]
     return found
+
+
+def _checkpoints(found: dict[str, Any] | None, width: int) -> list["RenderableType"]:
+    """The newest good one of each app, what is being taken, and why there is no newer one."""
+    if found is None:
+        return []
+    going = found["going"]
+    apps = sorted({*found["last"], *found["failed"], *([going["app"]] if going else [])})
+    rows = []
+    for app in apps:
+        last = found["last"].get(app)
+        under_way = saving(going) if going and going["app"] == app else ""
+        known = ["none", "", ""] if last is None else [last["id"], last["clock"], seconds(last["age_seconds"])]
+        rows.append([app, *known, under_way, found["failed"].get(app, "")])
+    more = [Column("under way", text=True), Column("the next one failed", text=True)]
+    return tables("checkpoints", [*_columns("app", "last good one", "clock#", "age#"), *more], rows, width)
+
+
+def saving(going: dict[str, Any]) -> str:
+    """A checkpoint that is being taken. How much it is in all is known about."""
+    return f"clock {going['clock']}: {size(going['bytes'])} of about {size(max(going['bytes'], going['bytes_all']))}"
 
 
 def number(value: float | None) -> str:

@@ -39,7 +39,9 @@ def fetch(
         body = answer.read().decode()
     except (OSError, http.client.HTTPException) as error:
         text = why(error) if isinstance(error, OSError) else f"it speaks no HTTP ({error!r})"
-        raise ServerLost(f"status: the scheduler at {address} cannot be reached: {text}") from error
+        raise ServerLost(
+            f"status: the scheduler at {address} cannot be reached: {text}; while it is away no checkpoints are taken"
+        ) from error
     finally:
         connection.close()
     if answer.status == 401:

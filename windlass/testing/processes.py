@@ -19,6 +19,7 @@ from windlass._errors import InvalidArgument
 
 LISTENING = re.compile(r"^windlass server listening on (\S+)$", re.MULTILINE)
 EXIT_S = 5.0  # from SIGTERM to SIGKILL
+_GONE_S = 0.01  # between two looks for processes that were killed
 
 
 class _Server:
@@ -258,3 +259,24 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL to every process of a session, such as a `windlass run` that was started in one of its own; returns when
+    all are gone."""
+    while pids := _in_session(session):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_GONE_S)
+
+
+def _in_session(session: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, ValueError):
+                state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(of) == session and state not in "ZX":
+                    found.append(int(entry.name))
+    return found

@@ -4,6 +4,7 @@ They are no weights: every worker makes its own from its own batches. At each st
 where a policy makes every push an update of its own, the mean is what was pushed last.
 """
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from windlass._objects.step import Step
 from windlass._rules.rule import Average
 from windlass._rules.sync import Sync
 from windlass.torch._flat import Memory
+from windlass.torch._notes import note
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -26,6 +28,8 @@ class Buffers:
         self.names = [key for key, buffer in module.named_buffers() if _is_averaged(buffer)]
         self.n = sum(buffer.numel() for buffer in self._all())
         self.tensor = cluster.tensor(f"{name}.buffers", (self.n,), rule=Average(), sync=sync)
+        firsts = itertools.accumulate((buffer.numel() for buffer in self._all()), initial=0)
+        note(cluster, f"{name}.buffers", zip(self.names, self._all(), firsts, strict=False))
         self._sent = [Memory(cluster, self.n, torch.float32) for _ in range(slots)]
         self._landed = [Memory(cluster, self.n, torch.float32) for _ in range(slots)]
 

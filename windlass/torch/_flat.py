@@ -19,6 +19,7 @@ from windlass._objects.arrays import as_torch, core_dtype
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
 from windlass.torch._device import Fetch, LockedPages, Mirror, strides_of
+from windlass.torch._notes import note
 from windlass.torch._rules import changed_in
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Flat:
             Segment(key, param, first, first + param.numel(), weight, slots_of)
             for (key, param), first, weight, slots_of in zip(named, first_of, weights, grads, strict=True)
         ]
+        note(cluster, name, [(key, param, first) for (key, param), first in zip(named, first_of, strict=True)])
         with torch.no_grad():
             for segment in self.segments:
                 segment.weight.copy_(segment.param)

@@ -44,23 +44,27 @@ Status restore_piece(ServedObject& object, uint32_t index, size_t piece, uint64_
   });
 }
 
-Status restore_rows(ServedObject& object, uint32_t index, uint64_t rows, const std::byte* arrays, uint64_t bytes) {
+Status restore_rows(ServedObject& object, uint32_t index, uint64_t rows,
+                    const std::vector<std::span<const std::byte>>& arrays) {
   if (object.table() == nullptr) return wrong(object, index, "rows of a table", 0, rows);
   Table& table = *object.table();
   const uint64_t row_bytes = table.copy_bytes();
-  if (rows > bytes / row_bytes || rows * row_bytes != bytes)
-    return wrong(object, index, "bytes of rows", rows > bytes ? row_bytes : rows * row_bytes, bytes);
-  const std::vector<uint64_t> begins = Capture::arrays_of(table.spec(), rows);
+  const std::vector<uint64_t> begins = Capture::arrays_of(table.spec(), 1);  // within a row
+  if (arrays.size() + 1 != begins.size())
+    return wrong(object, index, "arrays of rows", begins.size() - 1, arrays.size());
+  for (size_t a = 0; a < arrays.size(); ++a) {
+    const uint64_t one = begins[a + 1] - begins[a], bytes = arrays[a].size();
+    if (rows > bytes / one || rows * one != bytes)
+      return wrong(object, index, "bytes of rows", rows > bytes ? one : rows * one, bytes);
+  }
   const uint64_t most = std::max<uint64_t>(1, limits::kShardChunkBytes / row_bytes);  // at a turn
   std::vector<std::byte> some(std::min(most, rows) * row_bytes);
   for (uint64_t done = 0; done < rows; done += most) {
     const uint64_t n = std::min(most, rows - done);
-    uint64_t to = 0;  // within a row
-    for (size_t a = 0; a + 1 < begins.size(); ++a) {
-      const uint64_t one = (begins[a + 1] - begins[a]) / rows;
+    for (size_t a = 0; a < arrays.size(); ++a) {
+      const uint64_t one = begins[a + 1] - begins[a];
       for (uint64_t i = 0; i < n; ++i)
-        std::memcpy(some.data() + i * row_bytes + to, arrays + begins[a] + (done + i) * one, one);
-      to += one;
+        std::memcpy(some.data() + i * row_bytes + begins[a], arrays[a].data() + (done + i) * one, one);
     }
     WL_RETURN_IF_ERROR(at_home(object, index, [&](Shard&) { return table.put(index, some.data(), n); }));
   }

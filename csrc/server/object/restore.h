@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "server/object/served_object.h"
 
@@ -13,8 +15,9 @@ namespace windlass {
 // Some bytes of one of Tensor::pieces_of() a tensor's shard.
 Status restore_piece(ServedObject& object, uint32_t shard, size_t piece, uint64_t at, const std::byte* from,
                      uint64_t bytes);
-// Rows of a table's shard, as arrays one after another: Capture::arrays_of().
-Status restore_rows(ServedObject& object, uint32_t shard, uint64_t rows, const std::byte* arrays, uint64_t bytes);
+// Rows of a table's shard: the arrays of Capture::arrays_of(), each by itself.
+Status restore_rows(ServedObject& object, uint32_t shard, uint64_t rows,
+                    const std::vector<std::span<const std::byte>>& arrays);
 // The rest: its numbers of pushes and of the rule's updates, and under BSP of updates made. Call it last; `fingerprint`
 // becomes that of what is there now.
 Status restore_counts(ServedObject& object, uint32_t shard, uint64_t version, uint64_t count, uint64_t made,
