@@ -473,8 +473,10 @@ class Tensor:
     @property
     def remote(self) -> bool: ...
 
-def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)]) -> tuple:
-    """Each key once, as uint64, and for every key its place there."""
+def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)], sorted: bool = False) -> tuple:
+    """
+    Each key once, as uint64, and for every key its place there. Sorted: ascending, as signed numbers.
+    """
 
 class Scanned(enum.Enum):
     """What an export returns."""

@@ -176,7 +176,7 @@ class Export {
   ScanCursor cursor_;
 };
 
-nb::tuple unique_keys(const In& array) {
+nb::tuple unique_keys(const In& array, bool sorted) {
   const Keys keys = to_keys({"", "unique", "keys"}, array);
   std::vector<uint64_t> found(keys.n);
   std::vector<int64_t> inverse(keys.n);
@@ -184,6 +184,7 @@ nb::tuple unique_keys(const In& array) {
   {
     nb::gil_scoped_release release;
     n = unique(keys, found.data(), inverse.data());
+    if (n != kNoMemory && sorted && !sort_unique(found.data(), n, inverse.data(), keys.n)) n = kNoMemory;
   }
   if (n == kNoMemory) throw StatusError{Status(Code::kResourceExhausted, "unique: no memory to sort the keys")};
   found.resize(n);
@@ -194,7 +195,8 @@ nb::tuple unique_keys(const In& array) {
 }  // namespace
 
 void bind_table(nb::module_& m) {
-  m.def("unique", &unique_keys, nb::arg("keys"), "Each key once, as uint64, and for every key its place there.");
+  m.def("unique", &unique_keys, nb::arg("keys"), nb::arg("sorted") = false,
+        "Each key once, as uint64, and for every key its place there. Sorted: ascending, as signed numbers.");
 
   nb::enum_<Scan::What>(m, "Scanned", "What an export returns.")
       .value("ROWS", Scan::kRows)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -126,6 +128,40 @@ uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse) {
     total += found;
   }
   return total;
+}
+
+// From the lowest byte of the keys to the highest; bytes that are the same in all of them, as in small ids, cost nothing.
+bool sort_unique(uint64_t* unique, uint64_t n, int64_t* inverse, uint64_t places) {
+  if (n > UINT32_MAX) return false;
+  struct Ranked {
+    uint64_t key;
+    uint32_t was;  // its place in the order that is there
+  };
+  constexpr uint64_t kSign = uint64_t{1} << 63;
+  const auto memory = std::unique_ptr<Ranked[]>(new (std::nothrow) Ranked[2 * n + 1]);
+  const auto rank = std::unique_ptr<uint32_t[]>(new (std::nothrow) uint32_t[n + 1]);
+  if (memory == nullptr || rank == nullptr) return false;
+  Ranked *from = memory.get(), *to = from + n;
+  uint64_t differing = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    differing |= unique[i] ^ unique[0];
+    from[i] = {unique[i] ^ kSign, static_cast<uint32_t>(i)};
+  }
+  for (int shift = 0; shift < 64; shift += 8) {
+    if ((differing >> shift & 255) == 0) continue;
+    uint32_t next[256] = {};
+    for (uint64_t i = 0; i < n; ++i) ++next[from[i].key >> shift & 255];
+    uint32_t sum = 0;
+    for (uint32_t& at : next) sum += std::exchange(at, sum);
+    for (uint64_t i = 0; i < n; ++i) to[next[from[i].key >> shift & 255]++] = from[i];
+    std::swap(from, to);
+  }
+  for (uint64_t i = 0; i < n; ++i) {
+    unique[i] = from[i].key ^ kSign;
+    rank[from[i].was] = static_cast<uint32_t>(i);
+  }
+  for (uint64_t i = 0; i < places; ++i) inverse[i] = rank[static_cast<size_t>(inverse[i])];
+  return true;
 }
 
 }  // namespace windlass

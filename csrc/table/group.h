@@ -70,4 +70,8 @@ class Groups {
 inline constexpr uint64_t kNoMemory = ~uint64_t{0};
 uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse);
 
+// Puts the `n` different keys that unique() found into ascending order, as signed numbers, and the `places` numbers of
+// `inverse` with them. Returns false if there was no memory; then nothing has changed.
+bool sort_unique(uint64_t* unique, uint64_t n, int64_t* inverse, uint64_t places);
+
 }  // namespace windlass

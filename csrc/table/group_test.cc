@@ -124,6 +124,21 @@ TEST(unique_names_each_key_once_and_where_it_went) {
   }
 }
 
+TEST(sorted_keys_are_in_order_and_the_inverse_follows) {
+  test::Random random(test::seed());
+  for (const uint64_t range : {1u, 300u, 1000'000u, 0u}) {
+    for (const size_t n : {0, 1, 2, 17, 20'000}) {
+      const std::vector<uint64_t> keys = some_keys(random, n, range);
+      std::vector<uint64_t> found(n);
+      std::vector<int64_t> inverse(n);
+      const uint64_t m = unique({keys.data(), KeyType::kInt64, n}, found.data(), inverse.data());
+      CHECK(sort_unique(found.data(), m, inverse.data(), n));
+      for (uint64_t i = 1; i < m; ++i) CHECK(static_cast<int64_t>(found[i - 1]) < static_cast<int64_t>(found[i]));
+      for (size_t i = 0; i < n; ++i) CHECK_EQ(found[static_cast<size_t>(inverse[i])], keys[i]);
+    }
+  }
+}
+
 TEST(unique_extends_the_sign_of_narrow_keys) {
   const int32_t narrow[] = {-1, 5, -1, INT32_MIN, 5, 0};
   check_unique({narrow, KeyType::kInt32, 6});

@@ -12,6 +12,7 @@ from windlass._errors import Timeout, WindlassError
 from windlass._objects.future import Future
 from windlass.torch._buffers import Buffers
 from windlass.torch._flat import Flat, Runs, Segment
+from windlass.torch._owned_tables import OwnedTables
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -51,10 +52,11 @@ def gather(flats: list[Flat]) -> list[tuple[Flat, Runs]]:
 class Plain:
     """One request per server and step, whose weights are written into the parameters."""
 
-    def __init__(self, cluster: "Cluster", flats: list[Flat], buffers: Buffers | None) -> None:
+    def __init__(self, cluster: "Cluster", flats: list[Flat], buffers: Buffers | None, tables: OwnedTables) -> None:
         self._cluster = cluster
         self._flats = flats
         self._buffers = buffers
+        self._tables = tables
         self.hooks: list[Any] = []
 
     def arrived(self, flat: Flat, segment: Segment, accumulates: bool) -> None:
@@ -81,6 +83,7 @@ class Plain:
                     step.push(flat.tensor[begin:end], flat.grads[0].part(begin, end), weight=weight, **hyper)
             if self._buffers is not None:
                 self._buffers.join(step)
+            self._tables.join(step, weight)
         for flat in partial:  # what had no gradient here may have had one elsewhere
             flat.tensor.pull(out=flat.weights.part(0, flat.n))
         for flat in self._flats:
@@ -108,10 +111,13 @@ class _UnderWay(NamedTuple):
 class Late:
     """Steps that do not wait for their weights: `delay` of them may be under way."""
 
-    def __init__(self, cluster: "Cluster", flats: list[Flat], buffers: Buffers | None, delay: int) -> None:
+    def __init__(
+        self, cluster: "Cluster", flats: list[Flat], buffers: Buffers | None, tables: OwnedTables, delay: int
+    ) -> None:
         self._cluster = cluster
         self._flats = flats
         self._buffers = buffers
+        self._tables = tables
         self._delay = delay
         self._under_way: deque[_UnderWay] = deque()
         self.hooks: list[Any] = []
@@ -140,6 +146,7 @@ class Late:
                 futures.append(flat.tensor[begin:end].push(grads.part(begin, end), weight=weight, **hyper))
         if self._buffers is not None:
             futures.append(self._buffers.send(slot))
+        self._tables.push(weight)
         self._cluster.tick()
         for flat in partial:
             futures.append(flat.tensor.pull_async(out=flat.landings[slot].part(0, flat.n)))
@@ -156,6 +163,7 @@ class Late:
 
     def finish(self) -> None:
         """Waits for everything that is under way."""
+        self._tables.finish()
         self._land(0)
 
     def _land(self, most: int) -> None:

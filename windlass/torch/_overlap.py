@@ -20,6 +20,7 @@ from windlass._objects.future import Future
 from windlass.torch._buffers import Buffers
 from windlass.torch._device import Sender
 from windlass.torch._flat import Flat, Runs, Segment
+from windlass.torch._owned_tables import OwnedTables
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -75,6 +76,7 @@ class Overlap:
         cluster: "Cluster",
         flats: list[Flat],
         buffers: Buffers | None,
+        tables: OwnedTables,
         module: Any,
         bucket_bytes: int,
         holds: bool,
@@ -82,6 +84,7 @@ class Overlap:
         self._cluster = cluster
         self._flats = flats
         self._buffers = buffers
+        self._tables = tables
         self._sender: Sender | None = None  # where parameters are on a device
         self._averaging: Future[Any] | None = None  # of the buffers
         self._holds = holds  # until step(), which scales gradients by the norm of all of them
@@ -183,6 +186,7 @@ class Overlap:
         if self._buffers is not None:
             self._land_buffers()
             self._averaging = self._buffers.send(0, _PRIORITY_MAX)
+        self._tables.push(weight)
         self._cluster.tick()
         for bucket in sorted(late, key=lambda b: -b.priority):
             landing = bucket.flat.landings[bucket.flat.slot].part(bucket.begin, bucket.end)
@@ -238,6 +242,7 @@ class Overlap:
         self._land_buffers()
         if buffers_alone:
             return
+        self._tables.finish()
         for bucket in reversed(self._buckets):
             if not bucket.sent:
                 self._land(bucket)
