@@ -13,7 +13,7 @@ from windlass._objects.arrays import ArrayLike, as_keys
 from windlass._rules.init import Init
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
-from windlass.torch._found import Found, check_ids
+from windlass.torch._found import Found, check_ids, mark_dynamic
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -71,6 +71,11 @@ class _OneTable(TableModule):
         Between it and the backward pass everything is torch's: for torch.compile without a break in the graph,
         torch.export, torch.func, a penalty on the rows at hand, tied weights and sampled softmax.
         """
+        found = self._find(ids)
+        mark_dynamic(found.rows)
+        return found
+
+    def _find(self, ids: Any) -> Found:
         ids = check_ids(ids, self._what)
         return self._found(ids.reshape(-1), ids.shape, self._padding_key)
 
@@ -169,7 +174,7 @@ class Embedding(_OneTable):
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any) -> Any:
-        return self.forward(self.find(ids))
+        return self.forward(self._find(ids))
 
     def to_torch(self, keys: ArrayLike) -> Any:
         """An nn.Embedding with the rows of these keys, in their order: row i is that of ``keys[i]``."""
@@ -225,7 +230,7 @@ class EmbeddingBag(_OneTable):
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any, offsets: Any, per_sample_weights: Any) -> Any:
-        return self.forward(self.find(ids), offsets, per_sample_weights)
+        return self.forward(self._find(ids), offsets, per_sample_weights)
 
     def to_torch(self, keys: ArrayLike) -> Any:
         """An nn.EmbeddingBag with the rows of these keys, in their order: row i is that of ``keys[i]``."""

@@ -25,7 +25,7 @@ from windlass.torch._features import (
     numbered,
     prefix,
 )
-from windlass.torch._found import check_ids
+from windlass.torch._found import check_ids, mark_dynamic
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -102,6 +102,11 @@ class _Features(TableModule):
 
     def find(self, batch: Any) -> FoundFeatures:
         """The rows of a batch, to be given to the module in place of it: see ``Embedding.find()``."""
+        found = self._find(batch)
+        mark_dynamic(found.rows)
+        return found
+
+    def _find(self, batch: Any) -> FoundFeatures:
         padding = None if self._padding_id is None else PADDING
         if isinstance(batch, torch.Tensor):
             return self._find_matrix(check_ids(batch, self._what), padding)
@@ -251,7 +256,7 @@ class EmbeddingBags(_Features):
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, batch: Any) -> Any:
-        return self.forward(self.find(batch))
+        return self.forward(self._find(batch))
 
     def _pooled(self, found: FoundFeatures, shapes: tuple[tuple[int, ...], ...]) -> Any:
         """By mode, all features that have it at once."""
@@ -311,5 +316,5 @@ class Embeddings(_Features):
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, batch: Any) -> Any:
-        rows = self.forward(self.find(batch))
+        rows = self.forward(self._find(batch))
         return torch.stack(list(rows.values()), dim=1) if isinstance(batch, torch.Tensor) else rows

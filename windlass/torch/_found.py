@@ -9,6 +9,7 @@ Keys are in order because torch's own backward passes sort what they are given: 
 sums, bit for bit, as over the rows of an nn.Embedding.
 """
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,12 @@ def is_concrete(ids: Any) -> bool:
     if torch._C._functorch.is_functorch_wrapped_tensor(ids):
         return False
     return type(ids) in (torch.Tensor, torch.nn.Parameter) or not hasattr(ids, "fake_mode")
+
+
+def mark_dynamic(rows: Any) -> None:
+    """Tells a compiler, where there is one, that the next batch has another number of rows: one graph does for all."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.maybe_mark_dynamic(rows, 0)
 
 
 def distinct(ids: Any) -> tuple["np.ndarray[Any, Any]", Any]:

@@ -297,6 +297,8 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         learning rate that must not follow a worker's own steps, such as with leased data.
         """
         tensors = [flat.tensor for flat in self._flats]
+        if not tensors:
+            raise InvalidArgument(f"{self._what}: global_step counts updates of parameters, and there are tables alone")
         seconds = self._cluster._timeout
         return max(count for tensor in tensors for count in tensor._core.counts(seconds))
 

@@ -4,6 +4,7 @@ They have no parameters and no buffers, so DistributedDataParallel has nothing o
 """
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -168,15 +169,15 @@ class TableModule(torch.nn.Module):  # type: ignore[misc]
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        weights = [key for key in state_dict if key.startswith(prefix) and key.endswith("weight")]
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if strict and weights:
-            unexpected_keys[:] = [key for key in unexpected_keys if key not in weights]
-            error_msgs.append(
-                f"{', '.join(map(repr, weights))}: the rows of {self._what} are on the servers; put these there with "
-                "from_torch(layer, keys), and load the rest with strict=False"
+        weights = [key for key in state_dict if key.startswith(prefix) and key.endswith("weight")]
+        if weights:  # torch counts them as unexpected, which is an error unless strict=False
+            warnings.warn(
+                f"{', '.join(map(repr, weights))}: the rows of {self._what} are on the servers; put these there with its "
+                "from_torch(layer, keys), and load the rest with strict=False",
+                stacklevel=2,
             )
 
     def extra_repr(self) -> str:
