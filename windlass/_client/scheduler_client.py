@@ -83,6 +83,7 @@ class Attendance:
         self.saver = Saver()
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self.places: Places | None = None  # the cluster's, once there is one
+        self.loss_heard: list[Callable[[m.View, m.View], None]] = []  # what to call when a worker is lost
         self._barrier = 1  # the number of the next one
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
@@ -162,6 +163,7 @@ class Attendance:
     # -- what the scheduler says -------------------------------------------------------------------------------------
 
     def _heard(self, message: m.Message) -> None:
+        before = self._view
         with self._changed:
             match message:
                 case m.View():
@@ -178,6 +180,9 @@ class Attendance:
                     self._over = self.member.ended or InternalError("refused")
             self._changed.notify_all()
             links = self.links
+        if isinstance(message, m.View) and before is not None and message.lost > before.lost:
+            for heard in self.loss_heard:
+                heard(before, message)
         if self._over is not None and links is not None:  # we are no longer a member: all requests end
             for index in range(len(self.view.servers)):
                 links.lost(index, ERRORS.index(type(self._over)), str(self._over))

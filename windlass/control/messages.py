@@ -362,6 +362,7 @@ class View(Message, frozen=True):
     started: U64 = 0  #: the number of the view with which the app started, the last time it did
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
     clock: U64 = 0  #: at which it started: 0, or where its checkpoint was cut
+    lost: U64 = 0  #: how many workers were lost since the view `started`
 
 
 class Gone(Message, frozen=True):

@@ -78,6 +78,7 @@ class App:
     on_worker_loss: m.OnWorkerLoss = "continue"
     clock: int = 0  #: at which it started
     save_at: int = 0  #: the clock at which the next checkpoint is due
+    lost: int = 0  #: workers, since the first view
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
     left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank

@@ -429,6 +429,7 @@ class State:
         self._next_save(app.name)
         app.first_view = app.view + 1
         app.left.clear()
+        app.lost = 0
         self.given_up.pop(app.name, None)
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
@@ -457,7 +458,7 @@ class State:
         servers = [there[i] for i in sorted(there)]
         waited = sorted(app.waited)
         size = app.size_in_view or app.world_size
-        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited, app.clock)
+        return m.View(app.name, app.view, size, workers, servers, app.first_view, waited, app.clock, app.lost)
 
     def _view_for_clients(self, app: App) -> m.View:
         """Without the workers' incarnations: who knows one could speak for its worker."""
@@ -568,6 +569,7 @@ class State:
         if not app.started:
             return
         app.left[member.index] = member.report
+        app.lost += lost
         if lost and app.on_worker_loss == "wait":
             app.waited.add(member.index)
             self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")

@@ -3,3 +3,6 @@
 #: The exit code of a server or scheduler that cannot begin as it is told to: nor could another.
 CANNOT_BEGIN = 2
 ENDING = "ending"  # a file in a run's folder, since its launcher ends what is left: workers hold for nothing
+
+#: The exit code of a worker that ends because another one is lost, without which it could only wait: all must end.
+GROUP_LOST = 76

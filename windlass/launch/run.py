@@ -29,7 +29,7 @@ from windlass._net.address import Address, bound_to
 from windlass._net.address import listen as listen_on
 from windlass._net.token import read_token, user_folder
 from windlass._settings import SAVE_SECONDS, Settings, given_token, with_memory_cap
-from windlass.launch import CANNOT_BEGIN, ENDING, rundir
+from windlass.launch import CANNOT_BEGIN, ENDING, GROUP_LOST, rundir
 from windlass.launch.child import Child, colours, describe
 from windlass.launch.failures import Failures, say
 from windlass.launch.output import show
@@ -435,6 +435,10 @@ class _Launch:
     def _worker_failed(self, child: Child) -> None:
         """The others go on, unless they could not; or it is replaced."""
         rank = child.index
+        if child.code == GROUP_LOST:
+            self._failed, self._over = self._failed or child, True
+            self._undecided.append(child)
+            return
         if self._settings.on_worker_loss == "wait" and self._starts[rank] <= REPLACEMENTS_MAX:
             self._failures.tell(child, f"; replacement {self._starts[rank]} of {REPLACEMENTS_MAX} starts")
             self._replacing[rank] = time.monotonic() + self._settings.failure_timeout + 1.0

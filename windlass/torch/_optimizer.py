@@ -18,6 +18,7 @@ from windlass._objects.outputs import check_weight
 from windlass._rules.rule import Rule
 from windlass._rules.sync import BSP, Sync, parse_sync
 from windlass.torch._buffers import buffers_of
+from windlass.torch._ddp import watch_group
 from windlass.torch._exchange import Exchange, Late, Plain
 from windlass.torch._flat import Flat, Segment, check_parameter, pull_weights, put_weights
 from windlass.torch._overlap import BUCKET_BYTES, Overlap
@@ -110,6 +111,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         for flat in self._flats:
             self._watch(flat)
         _all.add(self)
+        watch_group(self._cluster, hybrid=not self._flats)
 
     # -- what it is made of ------------------------------------------------------------------------------------------
 
