@@ -29,6 +29,7 @@ def examples(guide: Path) -> list[tuple[int, str]]:
         ("tensors-and-tables.md", 12),
         ("consistency.md", 10),
         ("data.md", 5),
+        ("embeddings.md", 5),
         ("functions.md", 5),
         ("pytorch.md", 10),
         ("rules.md", 6),
@@ -38,6 +39,7 @@ def examples(guide: Path) -> list[tuple[int, str]]:
         ("coming-from/torch-rpc.md", 2),
         ("coming-from/ps-lite.md", 3),
         ("coming-from/mindspore.md", 1),
+        ("coming-from/torchrec.md", 1),
     ],
 )
 def test_every_example_runs_after_those_before_it(name: str, least: int, monkeypatch: pytest.MonkeyPatch):

@@ -473,6 +473,9 @@ class Tensor:
     @property
     def remote(self) -> bool: ...
 
+def add_bags(rows: object, offsets: object, grads: object, out: object, order: object | None = None) -> None:
+    """Adds the gradient of each bag to the rows that were summed in it."""
+
 def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)], sorted: bool = False) -> tuple:
     """
     Each key once, as uint64, and for every key its place there. Sorted: ascending, as signed numbers.

@@ -139,7 +139,10 @@ def test_weights_of_samples_count(cluster: wl.Cluster) -> None:
     batch = {"user": ids(BATCH, n=N), "item": ids(BATCH, 3, n=N), "tags": (values, offsets, weights)}
     calls = {"user": (ids(BATCH, n=N)[:, None],), "item": (ids(BATCH, 3, n=N),), "tags": (values, offsets, weights)}
     compared(*made(cluster), batch, theirs(), calls)
-    jagged = Jagged({name: (ragged(name)[0], lengths(name)) for name in NAMES}, torch.cat([torch.rand(int(lengths(n).sum())) for n in NAMES]))
+    jagged = Jagged(
+        {name: (ragged(name)[0], lengths(name)) for name in NAMES},
+        torch.cat([torch.rand(int(lengths(n).sum())) for n in NAMES]),
+    )
     ours = EmbeddingBags(NAMES, DIM, table="ctr", mode="mean", rule=wl.SGD(lr=1.0), cluster=cluster)
     with pytest.raises(wl.InvalidArgument, match="weights of ids go with mode='sum', not 'mean'"):
         ours(jagged)

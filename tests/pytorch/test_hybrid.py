@@ -51,7 +51,18 @@ def run(tmp_path: pathlib.Path, script: str, *options: str, workers: int = 2) ->
     path = tmp_path / "train.py"
     whole = MODEL + BEGUN + textwrap.dedent(script)
     path.write_text(whole.replace("OUT", repr(str(tmp_path / "out.pt"))))
-    command = [sys.executable, "-m", "windlass", "run", "--servers", "2", "--workers", str(workers), *options, str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "windlass",
+        "run",
+        "--servers",
+        "2",
+        "--workers",
+        str(workers),
+        *options,
+        str(path),
+    ]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WINDLASS_")}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

@@ -14,6 +14,7 @@ from windlass._rules.init import Init
 from windlass._rules.rule import Rule
 from windlass._rules.sync import Sync
 from windlass.torch._found import Found, check_ids, mark_dynamic
+from windlass.torch._pooling import rows_at, sums
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -170,7 +171,9 @@ class Embedding(_OneTable):
         """Rows of the ids, ids.shape + (dim,). Takes what ``find()`` returned, too."""
         if not isinstance(ids, Found):
             return self._looked_up(ids)
-        return self._cast(F.embedding(ids.inverse, ids.rows, scale_grad_by_freq=self.scale_grad_by_freq))
+        if self.scale_grad_by_freq:
+            return self._cast(F.embedding(ids.inverse, ids.rows, scale_grad_by_freq=True))
+        return self._cast(rows_at(ids.rows, ids.inverse))
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any) -> Any:
@@ -230,7 +233,12 @@ class EmbeddingBag(_OneTable):
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any, offsets: Any, per_sample_weights: Any) -> Any:
-        return self.forward(self._find(ids), offsets, per_sample_weights)
+        found = self._find(ids)
+        if self.mode == "sum" and per_sample_weights is None and not self.scale_grad_by_freq:
+            summed = sums(found, offsets, self._open().room, include_last=self.include_last_offset)
+            if summed is not None:
+                return self._cast(summed)
+        return self.forward(found, offsets, per_sample_weights)
 
     def to_torch(self, keys: ArrayLike) -> Any:
         """An nn.EmbeddingBag with the rows of these keys, in their order: row i is that of ``keys[i]``."""

@@ -25,7 +25,8 @@ from windlass.torch._features import (
     numbered,
     prefix,
 )
-from windlass.torch._found import check_ids, mark_dynamic
+from windlass.torch._found import Found, check_ids, mark_dynamic
+from windlass.torch._pooling import rows_at, sums
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -241,7 +242,7 @@ class EmbeddingBags(_Features):
         if batch.shapes is not None:
             return self._cast(self._pooled(batch, batch.shapes))
         if batch.inverse.dim() == 2:  # bags of one id: the rows themselves
-            return self._cast(F.embedding(batch.inverse, batch.rows))
+            return self._cast(rows_at(batch.rows, batch.inverse))
         n, features, bag = batch.inverse.shape
         if len(set(self._modes)) > 1:
             parts = [self._bags(batch, mode, batch.inverse[:, i]) for i, mode in enumerate(self._modes)]
@@ -250,6 +251,11 @@ class EmbeddingBags(_Features):
         return self._cast(pooled.view(n, features, self.dim))
 
     def _bags(self, found: FoundFeatures, mode: str, inverse: Any, offsets: Any = None, weights: Any = None) -> Any:
+        if mode == "sum" and weights is None and not torch.compiler.is_compiling() and self._opened is not None:
+            plain = Found(found.rows, inverse, found.keys, found.padding)
+            summed = sums(plain, offsets, self._opened.room, in_torchs_order=False)
+            if summed is not None:
+                return summed
         return F.embedding_bag(
             inverse, found.rows, offsets, mode=mode, per_sample_weights=weights, padding_idx=found.padding
         )
@@ -307,7 +313,7 @@ class Embeddings(_Features):
         """The rows of each feature's ids. Takes what ``find()`` returned, too."""
         if not isinstance(batch, FoundFeatures):
             return self._looked_up(batch)
-        rows = self._cast(F.embedding(batch.inverse, batch.rows))
+        rows = self._cast(rows_at(batch.rows, batch.inverse))
         if batch.shapes is None:
             return dict(zip(self.features, rows.unbind(1), strict=True))
         parts = rows.split([math.prod(shape) for shape in batch.shapes])

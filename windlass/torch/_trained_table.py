@@ -107,6 +107,11 @@ class TrainedTable:
         pull(out)
         return out.float()
 
+    def room(self, n: int) -> Any:
+        """Registered memory for `n` rows of float32, with any contents, as a tensor."""
+        with self._lock:
+            return self._pool(torch.float32).take(n)
+
     def _pool(self, dtype: torch.dtype) -> Pool:
         if dtype not in self._pools:
             self._pools[dtype] = Pool(self.cluster, self.table.dim, dtype)
@@ -203,6 +208,8 @@ class TrainedTable:
             return np.empty((0, self.table.dim), np.float32)
         grads, dtypes = [piece.grad for piece in pieces], {piece.dtype for piece in pieces}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        if len(grads) == 1 and grads[0].device.type == "cpu" and dtype is torch.float32:
+            return grads[0]
         there = next((grad.device for grad in grads if grad.device.type != "cpu"), None)
         with self._lock:
             if there is not None:

@@ -1,0 +1,45 @@
+#include "table/bags.h"
+
+#include <vector>
+
+#include "base/test.h"
+
+namespace windlass {
+
+TEST(a_row_gets_the_gradients_of_its_bags) {
+  const std::vector<int64_t> row = {2, 0, 2, 1, 2}, begin = {0, 2, 2, 4};
+  const std::vector<float> grads = {1, 10, 2, 20, 4, 40, 8, 80};
+  std::vector<float> rows(6, 0);
+  const Bags bags = {row.data(), 5, begin.data(), 4, nullptr};
+  CHECK(check_bags(bags, 3));
+  CHECK(add_bags(bags, 2, grads.data(), rows.data()));
+  const std::vector<float> wanted = {1, 10, 4, 40, 1 + 4 + 8, 10 + 40 + 80};
+  CHECK(rows == wanted);
+}
+
+TEST(an_order_decides_about_the_last_bits) {
+  const std::vector<int64_t> row = {0, 0, 0}, begin = {0, 1, 2}, back = {2, 1, 0}, far = {0, 1, 3};
+  const std::vector<float> grads = {1e8f, 1.0f, -1e8f};
+  std::vector<float> forward(1, 0), backward(1, 0);
+  CHECK(add_bags({row.data(), 3, begin.data(), 3, nullptr}, 1, grads.data(), forward.data()));
+  const std::vector<int64_t> middle_last = {0, 2, 1};
+  CHECK(add_bags({row.data(), 3, begin.data(), 3, middle_last.data()}, 1, grads.data(), backward.data()));
+  CHECK_EQ(forward[0], 0.0f);
+  CHECK_EQ(backward[0], 1.0f);
+  CHECK(check_bags({row.data(), 3, begin.data(), 3, back.data()}, 1));
+  CHECK(!check_bags({row.data(), 3, begin.data(), 3, far.data()}, 1));
+}
+
+TEST(bags_that_point_elsewhere_are_refused) {
+  const int64_t row[] = {2, 0}, negative[] = {-1, 0}, begin[] = {0, 1}, late[] = {1, 1}, back[] = {0, 2, 1}, far[] = {0, 3};
+  CHECK(check_bags({row, 2, begin, 2, nullptr}, 3));
+  CHECK(!check_bags({row, 2, begin, 2, nullptr}, 2));
+  CHECK(!check_bags({negative, 2, begin, 2, nullptr}, 3));
+  CHECK(!check_bags({row, 2, late, 2, nullptr}, 3));
+  CHECK(!check_bags({row, 2, back, 3, nullptr}, 3));
+  CHECK(!check_bags({row, 2, far, 2, nullptr}, 3));
+  CHECK(check_bags({nullptr, 0, nullptr, 0, nullptr}, 0));
+  CHECK(!check_bags({row, 2, nullptr, 0, nullptr}, 3));
+}
+
+}  // namespace windlass
