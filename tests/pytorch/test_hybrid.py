@@ -1,5 +1,6 @@
 """Dense parameters in DistributedDataParallel, tables on servers: under `windlass run`, with gloo."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -15,7 +16,7 @@ from helpers import PATIENCE_S
 from nets import assert_close
 
 import windlass as wl
-from windlass.torch import EmbeddingBags, ServerOptimizer
+from windlass.torch import ServerOptimizer
 
 MODEL = """
 import os, sys, time, torch, torch.distributed as dist, windlass as wl
@@ -196,9 +197,7 @@ def test_a_worker_that_is_lost_ends_the_run_soon(tmp_path: pathlib.Path, sent: s
         out, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     assert process.returncode != 0
     assert time.monotonic() - began < 100, out

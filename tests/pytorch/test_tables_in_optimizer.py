@@ -308,7 +308,7 @@ def test_a_table_has_one_optimizer_the_newest(cluster: wl.Cluster) -> None:
     old = ServerOptimizer(emb, cluster=cluster, name="old")
     new = ServerOptimizer(emb, cluster=cluster, name="new")
     emb(torch.tensor([1])).sum().backward()
-    with pytest.raises(wl.InvalidArgument, match="'old'.*table 'rows' belongs to ServerOptimizer 'new'"):
+    with pytest.raises(wl.InvalidArgument, match=r"'old'.*table 'rows' belongs to ServerOptimizer 'new'"):
         old.step()
     new.step()
     assert torch.equal(emb(torch.tensor([1])).detach(), torch.full((1, DIM), -1.0))

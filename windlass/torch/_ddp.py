@@ -48,9 +48,8 @@ def leave_to_servers(module: Any, params: Iterable[Any]) -> Any:
 def watch_group(cluster: "Cluster", *, hybrid: bool) -> None:
     """Where other parameters are torch.distributed's, this process ends when another worker is lost.
 
-    A collective would wait for that worker until its own timeout, half an hour by default: a connection that breaks ends
-    it sooner with gloo, but a worker that hangs breaks none. Where the process is a worker of `windlass run`, the run
-    ends.
+    A collective would wait for that worker until its own timeout, half an hour by default. With gloo a connection that
+    breaks ends it sooner, but a worker that hangs breaks none. `windlass run` ends when a worker ends this way.
     """
     group = torch.distributed
     if not (hybrid or _left_to_servers) or cluster in _watched or cluster._attendance is None:

@@ -164,7 +164,8 @@ class Embedding(_OneTable):
 
     It has no parameters: ``ServerOptimizer(model)`` finds it in the model. Its rows are pulled in ``forward()``, and
     their gradients are sent in the optimizer's ``step()``. A row is made by its first gradient; evaluation makes none.
-    Copies and pickles of it are modules of the same table. ``state_dict()`` leaves its rows to the cluster's checkpoints.
+    Copies and pickles of it are modules of the same table. Its rows are not in ``state_dict()``, but in the cluster's
+    checkpoints.
     """
 
     def forward(self, ids: Any) -> Any:

@@ -88,6 +88,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         self._accumulates = False
         self._flats: list[Flat] = []
         self._tables = OwnedTables(self._cluster, self._what)
+        self.param_groups: list[dict[str, Any]]
         self._agreement: Agreement | None = None
         self._hooks: list[Any] = []
         Joinable.__init__(self)
@@ -165,7 +166,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         if not modules:
             raise InvalidArgument(f"{self._what}: a group of 'tables' without a table in it")
         rule = self._rule_in(param_group)
-        named = {"param_names": []} if any("param_names" in one for one in self.param_groups) else {}
+        named: dict[str, Any] = {"param_names": []} if any("param_names" in one for one in self.param_groups) else {}
         opened = {module.table_name: module._open(rule, self._sync) for module in modules}
         rest = {key: value for key, value in param_group.items() if key not in ("rule", "params", "tables")}
         group = {"params": [], "tables": list(opened), "rule": rule} | named | numbers_of(rule) | rest

@@ -1,9 +1,9 @@
 """Pooling: what torch does with rows that were found, in the quickest way that gives its bits.
 
 On the CPU two of torch's backward passes take several times as long as what they do. Selecting rows by number is what
-F.embedding does, and its backward adds the same numbers in the same order. Sums of bags go back in one pass of the core,
-straight into registered memory. Torch's adds a row's gradients up in the order that its sort leaves, which keeps equal
-ones in no order that could be told in advance; so where its bits are promised, the same sort is asked.
+F.embedding does, and its backward adds the same numbers in the same order. Sums of bags go back in one pass of the
+core, straight into registered memory. Torch adds up a row's gradients in the order that its sort leaves equal ids in;
+where its bits are promised, the core is given the order of the same sort.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,8 @@ def sums(
 ) -> Any:
     """The sums of bags of ids. None: there is no quicker way than torch's, or torch says better what is wrong.
 
-    room: gives memory for so many rows. in_torchs_order: gradients have torch's last bits, too, for the price of a sort.
+    room: gives memory for so many rows.
+    in_torchs_order: gradients have torch's last bits, too, for the price of a sort.
     """
     rows, places = found.rows, found.inverse
     if rows.device.type != "cpu" or not rows.requires_grad or torch.compiler.is_compiling():

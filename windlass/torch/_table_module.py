@@ -102,10 +102,13 @@ class TableModule(torch.nn.Module):  # type: ignore[misc]
     # -- lookups -------------------------------------------------------------------------------------------------------
 
     def _found(self, all_keys: Any, shape: Any, padding_key: int | None) -> Found:
-        """The rows of int64 keys in one dimension, each of which may come often. `shape`: that of the ids. They are a leaf where gradients are computed."""
+        """The rows of int64 keys in one dimension, each of which may come often; a leaf where gradients are computed.
+
+        shape: that of the ids.
+        """
         if getattr(self, "_is_replica", False):
             raise InvalidArgument(
-                f"{self._what}: DataParallel's replicas cannot look rows up; use DistributedDataParallel, or find() before"
+                f"{self._what}: DataParallel's replicas look no rows up; use DistributedDataParallel, or find() before"
             )
         table = self._open()
         keys, inverse = distinct(all_keys)
@@ -175,8 +178,8 @@ class TableModule(torch.nn.Module):  # type: ignore[misc]
         weights = [key for key in state_dict if key.startswith(prefix) and key.endswith("weight")]
         if weights:  # torch counts them as unexpected, which is an error unless strict=False
             warnings.warn(
-                f"{', '.join(map(repr, weights))}: the rows of {self._what} are on the servers; put these there with its "
-                "from_torch(layer, keys), and load the rest with strict=False",
+                f"{', '.join(map(repr, weights))}: the rows of {self._what} are on the servers; put these there with "
+                "its from_torch(layer, keys), and load the rest with strict=False",
                 stacklevel=2,
             )
 

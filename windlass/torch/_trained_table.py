@@ -276,7 +276,7 @@ class TableSpec(NamedTuple):
 def trained_table(
     cluster: "Cluster", spec: TableSpec, rule: Rule | None = None, sync: Sync | None = None
 ) -> TrainedTable:
-    """The table of a module, made where it is not there yet. `rule`, `sync`: the optimizer's, where the module has none."""
+    """The table of a module, made where there is none. `rule`, `sync`: an optimizer's, where the module has none."""
     with _opening:
         tables = _open.setdefault(cluster, weakref.WeakValueDictionary())
         found = tables.get(spec.name)
@@ -325,5 +325,5 @@ def _check_same(table: Table, spec: TableSpec, sync: Sync | None) -> None:
         if asked_for is not None and asked_for != there:
             raise InvalidArgument(
                 f"{table._what}: a module or optimizer asks for {name} {asked_for!r}, but this worker has it open with "
-                f"{there!r}; modules that share a table say the same, and the optimizer is made before the first forward()"
+                f"{there!r}; modules of one table say the same, and the optimizer is made before the first forward()"
             )
