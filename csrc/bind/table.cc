@@ -206,9 +206,8 @@ void add_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::hand
                      any_array({"", name, "out"}, out, &kept_out, &to);
   const bool fit = given && row.dtype == Dtype::kInt64 && begin.dtype == Dtype::kInt64 &&
                    (!ordered || (places.dtype == Dtype::kInt64 && places.elements() == row.elements())) &&
-                   grad.dtype == Dtype::kFloat32 && to.dtype == Dtype::kFloat32 && grad.dims == 2 &&
-                   to.dims == 2 && grad.shape[1] == to.shape[1] &&
-                   grad.shape[0] == begin.elements();
+                   grad.dtype == Dtype::kFloat32 && to.dtype == Dtype::kFloat32 && grad.dims == 2 && to.dims == 2 &&
+                   grad.shape[1] == to.shape[1] && grad.shape[0] == begin.elements();
   if (!fit) throw StatusError{Status(Code::kShapeMismatch, "bags: expected int64 places and float32 rows that fit")};
   const Bags bags = {static_cast<const int64_t*>(row.data), row.elements(), static_cast<const int64_t*>(begin.data),
                      begin.elements(), ordered ? static_cast<const int64_t*>(places.data) : nullptr};
@@ -218,7 +217,7 @@ void add_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::hand
     right = check_bags(bags, to.shape[0]);
     if (right)
       added = add_bags(bags, static_cast<uint32_t>(to.shape[1]), static_cast<const float*>(grad.data),
-               static_cast<float*>(to.data));
+                       static_cast<float*>(to.data));
   }
   if (!right) throw StatusError{Status(Code::kInvalidArgument, "bags: offsets do not ascend from 0 to the ids' end")};
   if (!added) throw StatusError{Status(Code::kResourceExhausted, "bags: no memory to add them up")};
@@ -228,8 +227,7 @@ void add_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::hand
 
 void bind_table(nb::module_& m) {
   m.def("add_bags", &add_bags_to, nb::arg("rows"), nb::arg("offsets"), nb::arg("grads"), nb::arg("out"),
-        nb::arg("order") = nb::none(),
-        "Adds the gradient of each bag to the rows that were summed in it.");
+        nb::arg("order") = nb::none(), "Adds the gradient of each bag to the rows that were summed in it.");
   m.def("unique", &unique_keys, nb::arg("keys"), nb::arg("sorted") = false,
         "Each key once, as uint64, and for every key its place there. Sorted: ascending, as signed numbers.");
 

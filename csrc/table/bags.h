@@ -1,5 +1,5 @@
-// Bags: rows that a worker summed in bags, on the way back. The gradient of a row is the sum of the gradients of the bags
-// that it was in, in the order of the ids, or in one that is given: of one sum it decides about the last bits.
+// Bags: rows that a worker summed in bags, on the way back. The gradient of a row is the sum of the gradients of the
+// bags that it was in, in the order of the ids, or in one that is given: of one sum it decides about the last bits.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ struct Bags {
   const int64_t* order;  // of the ids, as their places; null: as they are
 };
 
-// Whether every bag begins where the one before it begins or later, every row is one of `rows`, and the order names ids.
+// Whether every bag begins where the one before it begins or later, every row is one of `rows`, and the order names
+// ids.
 bool check_bags(const Bags& bags, uint64_t rows);
 
 // Adds to each row, of `dim` numbers, the gradients of its bags. Bags that were checked. Returns false if there was no

@@ -31,7 +31,8 @@ TEST(an_order_decides_about_the_last_bits) {
 }
 
 TEST(bags_that_point_elsewhere_are_refused) {
-  const int64_t row[] = {2, 0}, negative[] = {-1, 0}, begin[] = {0, 1}, late[] = {1, 1}, back[] = {0, 2, 1}, far[] = {0, 3};
+  const int64_t row[] = {2, 0}, negative[] = {-1, 0}, begin[] = {0, 1}, late[] = {1, 1}, back[] = {0, 2, 1},
+                far[] = {0, 3};
   CHECK(check_bags({row, 2, begin, 2, nullptr}, 3));
   CHECK(!check_bags({row, 2, begin, 2, nullptr}, 2));
   CHECK(!check_bags({negative, 2, begin, 2, nullptr}, 3));

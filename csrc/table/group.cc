@@ -130,7 +130,8 @@ uint64_t unique(const Keys& keys, uint64_t* unique, int64_t* inverse) {
   return total;
 }
 
-// From the lowest byte of the keys to the highest; bytes that are the same in all of them, as in small ids, cost nothing.
+// From the lowest byte of the keys to the highest; bytes that are the same in all of them, as in small ids, cost
+// nothing.
 bool sort_unique(uint64_t* unique, uint64_t n, int64_t* inverse, uint64_t places) {
   if (n > UINT32_MAX) return false;
   struct Ranked {

@@ -148,7 +148,7 @@ def test_a_module_checks_what_it_is_given(options: dict[str, Any], message: str)
 @embedded
 def test_a_module_checks_names_and_sizes() -> None:
     for name, dim in (("", 3), (3, 3), ("rows", 0), ("rows", 1.5)):
-        with pytest.raises(wl.InvalidArgument, match="the table's name|dim must be"):
+        with pytest.raises(wl.InvalidArgument, match=r"the table's name|dim must be"):
             Embedding(name, dim)
     with pytest.raises(wl.InvalidArgument, match="mode must be one of sum, mean, max"):
         EmbeddingBag("rows", 3, mode="median")  # type: ignore[arg-type]
