@@ -571,6 +571,15 @@ def test_a_fingerprint_sees_weights_state_keys_and_name(cluster: wl.Cluster):
     assert table.fingerprint() == seen[-3]
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32])
+def test_unique_can_sort_and_signs_count(dtype: Any):
+    keys = rng(3).integers(-50, 50, 3000).astype(dtype)
+    found, inverse = wl.unique(keys, sorted=True)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found.astype(np.int64), np.unique(keys.astype(np.int64)))
+    np.testing.assert_array_equal(found[inverse], keys)
+
+
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64])
 @pytest.mark.parametrize("n", [0, 1, 10, 5000])
 def test_unique_is_numpys_but_for_the_order(n: int, dtype: type):

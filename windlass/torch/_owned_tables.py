@@ -23,8 +23,7 @@ class OwnedTables:
     """See the head of this file. `what`: the optimizer, in errors."""
 
     def __init__(self, cluster: "Cluster", what: str) -> None:
-        self._session = cluster._session
-        self._world_size = cluster.world_size
+        self._cluster = cluster
         self._what = what
         self._all: list[tuple[TrainedTable, dict[str, Any]]] = []
         self._closed: int | None = None  # the clock after the last step
@@ -54,8 +53,8 @@ class OwnedTables:
                     f"{self._what}: {table.what} belongs to {now} by now, the newest that was given it; a table has "
                     "one optimizer"
                 )
-        clock = self._session.clock
-        if self._closed not in (None, clock) and self._world_size > 1 and self._follows_rounds():
+        clock = self._cluster._session.clock
+        if self._closed not in (None, clock) and self._cluster.world_size > 1 and self._follows_rounds():
             raise InvalidArgument(
                 f"{self._what}: iterations were closed since its last step(), by another optimizer's step() or tick(); "
                 "under BSP a worker that once leaves one out would make others' updates of tables twice as large: let "
@@ -67,7 +66,7 @@ class OwnedTables:
 
     def stepped(self) -> None:
         """The iteration of a step is closed."""
-        self._closed = self._session.clock
+        self._closed = self._cluster._session.clock
 
     def join(self, step: Step, weight: float) -> None:
         """Gradients leave with the step."""

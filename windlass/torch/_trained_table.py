@@ -39,7 +39,7 @@ class Pool:
     """Registered arrays of rows that are used again once no tensor shows them. Not thread-safe."""
 
     def __init__(self, cluster: "Cluster", dim: int, dtype: torch.dtype) -> None:
-        self._engine = cluster._engine
+        self._cluster = cluster
         self._dim = dim
         self._dtype = core_dtype(dtype, "rows")
         self._plain = dtype is torch.float32
@@ -54,7 +54,7 @@ class Pool:
                 return as_torch(self._arrays[i][:n])
         self._arrays.sort(key=len, reverse=True)
         del self._arrays[_POOLED - 1 :]  # batches have become larger: the smallest makes room
-        self._arrays.append(self._engine.empty([n + n // 8 + 1, self._dim], self._dtype))
+        self._arrays.append(self._cluster._engine.empty([n + n // 8 + 1, self._dim], self._dtype))
         return as_torch(self._arrays[-1][:n])
 
 
