@@ -10,16 +10,13 @@ import torch.nn.functional as F
 from windlass._client.first_weights import Agreement
 from windlass._errors import InvalidArgument
 from windlass._objects.arrays import ArrayLike, as_keys
-from windlass._rules.init import Init
-from windlass._rules.rule import Rule
-from windlass._rules.sync import Sync
 from windlass.torch._found import Found, check_ids, mark_dynamic
 from windlass.torch._pooling import rows_at, sums
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
 if TYPE_CHECKING:
-    from windlass._client.cluster import Cluster
+    pass
 
 Mode = Literal["sum", "mean", "max"]
 MODES = ("sum", "mean", "max")
@@ -33,31 +30,11 @@ class _OneTable(TableModule):
         name: str,
         dim: int,
         *,
-        rule: Rule | None = None,
-        init: Init | None = None,
         padding_idx: int | None = None,
-        dtype: torch.dtype = torch.float32,
         scale_grad_by_freq: bool = False,
-        sync: Sync | str | None = None,
-        seed: int = 0,
-        reject_nonfinite: bool = False,
-        trainable: bool = True,
-        cluster: "Cluster | None" = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            name,
-            dim,
-            rule=rule,
-            init=init,
-            dtype=dtype,
-            sync=sync,
-            seed=seed,
-            reject_nonfinite=reject_nonfinite,
-            trainable=trainable,
-            cluster=cluster,
-            options=options,
-        )
+        super().__init__(name, dim, **options)
         self.padding_idx = padding_idx
         self._padding_key = check_padding(padding_idx, self._what)
         self.scale_grad_by_freq = scale_grad_by_freq

@@ -11,9 +11,6 @@ import torch.nn.functional as F
 
 from windlass._errors import InvalidArgument
 from windlass._objects.arrays import ArrayLike, as_keys
-from windlass._rules.init import Init
-from windlass._rules.rule import Rule
-from windlass._rules.sync import Sync
 from windlass.torch._embedding import MODES, Mode
 from windlass.torch._features import (
     PADDING,
@@ -31,7 +28,7 @@ from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
 if TYPE_CHECKING:
-    from windlass._client.cluster import Cluster
+    pass
 
 
 class FoundFeatures(NamedTuple):
@@ -55,31 +52,11 @@ class _Features(TableModule):
         dim: int,
         *,
         table: str,
-        rule: Rule | None = None,
-        init: Init | None = None,
         padding_idx: int | None = None,
         fold: bool = False,
-        dtype: torch.dtype = torch.float32,
-        sync: Sync | str | None = None,
-        seed: int = 0,
-        reject_nonfinite: bool = False,
-        trainable: bool = True,
-        cluster: "Cluster | None" = None,
         **options: Any,
     ) -> None:
-        super().__init__(
-            table,
-            dim,
-            rule=rule,
-            init=init,
-            dtype=dtype,
-            sync=sync,
-            seed=seed,
-            reject_nonfinite=reject_nonfinite,
-            trainable=trainable,
-            cluster=cluster,
-            options=options,
-        )
+        super().__init__(table, dim, **options)
         self.padding_idx = padding_idx
         self._padding_id = check_padding(padding_idx, self._what)
         self.fold = bool(fold)
