@@ -83,9 +83,10 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=apps $(BIN)/mypy apps/arguments.py apps/data.py apps/packages.py apps/softmax/train.py apps/softmax/compare.py
+	MYPYPATH=apps $(BIN)/mypy apps/arguments.py apps/data.py apps/packages.py apps/side_by_side.py apps/softmax/train.py apps/softmax/compare.py
 	MYPYPATH=apps:apps/small $(BIN)/mypy $(wildcard apps/small/*.py)
 	MYPYPATH=apps:apps/mnist $(BIN)/mypy $(wildcard apps/mnist/*.py)
+	MYPYPATH=apps:apps/dlrm $(BIN)/mypy $(wildcard apps/dlrm/*.py)
 	$(BIN)/mypy docs/reference.py
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(foreach stub,$(STUBS),$(call stubgen,$(stub),build/$(notdir $(stub))) && diff -u $(stub) build/$(notdir $(stub)) &&) true

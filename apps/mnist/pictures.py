@@ -1,6 +1,5 @@
 """The digits as torch wants them, and how many of them a network gets right."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch.utils.data import TensorDataset
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from arguments import positive, whole
 from data import DataError, load_digits, load_mnist
+from side_by_side import use_cores
 
 __all__ = ["CHOICES", "DataError", "Pictures", "accuracy", "load", "positive", "use_cores", "whole"]
 
@@ -53,12 +53,6 @@ def normalised(x: Tensor) -> Tensor:
     if x.shape[1] == 64:
         x = F.pad(x.view(-1, 1, 8, 8).repeat_interleave(3, 2).repeat_interleave(3, 3), (2, 2, 2, 2))
     return ((x - MEAN) / DEVIATION).view(-1, 1, 28, 28)
-
-
-def use_cores(workers: int) -> None:
-    """This process's threads: as many as there are cores for each of the workers here, unless OMP_NUM_THREADS says."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

