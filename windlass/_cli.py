@@ -33,6 +33,13 @@ Short = Annotated[bool, typer.Option("--short", help="To see that it works, not 
 ROWS = 5_000_000
 
 
+class Device(enum.StrEnum):
+    """Where the suite that measures embeddings has its models."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class RulesPart(enum.StrEnum):
     """The parts of the suite that measures rules; it has a function of this name for each."""
 
@@ -123,6 +130,12 @@ def sync(json: Json = None, short: Short = False) -> None:
 def train(json: Json = None, short: Short = False) -> None:
     """A network of two convolutions by two workers, beside DistributedDataParallel and plain torch."""
     _measure("train", 0, json, short)
+
+
+@bench.command()
+def embed(json: Json = None, rows: Rows = ROWS, short: Short = False, device: Device = Device.CPU) -> None:
+    """Embedding tables as modules of torch, beside torch's own, fbgemm's and TorchRec's."""
+    _measure("embed", rows, json, short, device=device.value)
 
 
 @bench.command()

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 #: In the order in which they run.
-SUITES = ("core", "wire", "local", "control", "sync", "train", "rules", "checkpoint")
-NEEDS_TORCH = {"train"}
+SUITES = ("core", "wire", "local", "control", "sync", "train", "embed", "rules", "checkpoint")
+NEEDS_TORCH = {"train", "embed"}
 
 
 def command(suite: str, file: pathlib.Path, rows: int, short: bool) -> list[str]:
     """That measures one suite."""
-    of_rows = ["--rows", str(rows)] if suite in ("core", "wire", "local") else []
+    of_rows = ["--rows", str(rows)] if suite in ("core", "wire", "local", "embed") else []
     how = [*of_rows, *(["--short"] if short else [])]
     return [sys.executable, "-m", "windlass", "bench", suite, "--json", str(file), *how]
 
