@@ -147,6 +147,7 @@ bool BspUpdates::is_next(uint32_t rank, uint64_t iteration, const Gate& gate) {
 
 void BspUpdates::fold(const Gate& gate, const Target& target) {
   const uint64_t iteration = gate.made();
+  if (iteration < gate.complete()) return;  // the update, which comes now, uses pushes where they are
   // The first rank that is waited for and has not closed the iteration.
   uint32_t limit = Gate::kOutsider;
   for (const Gate::Worker& w : gate.workers()) {
@@ -421,6 +422,19 @@ bool BspUpdates::make_at_once(size_t end, const Gate& gate, const Target& target
   return true;
 }
 
+// Rows of one push that nothing is added to, as in a run of one worker: they are used where they lie. The mean of one
+// push that weighs 1 has its bits, and the table itself combines the gradients of repeated keys as add_rows() does.
+bool BspUpdates::make_of_rows(size_t end, const Gate& gate, const Target& target, Status* status) {
+  if (sum_.any || end != 1 || target.table == nullptr) return false;
+  const Push& push = pushes_[0];
+  if (push.summed || !gate.has_closed(push.rank, gate.made())) return false;
+  const double all = gate.weight(gate.made()) - sum_.dropped;
+  if (takes_mean(target) && (push.weight != 1 || (all > 0 && all != 1))) return false;
+  const Arrays arrays{push.numbers, nullptr, push.dtype, Dtype::kFloat32, false};
+  *status = target.table->apply(target.shard, push.hyper, push.keyed.data(), push.keyed.size(), arrays);
+  return true;
+}
+
 void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool last, Waiting* own) {
   const uint64_t iteration = gate.made();
   size_t end = 0;
@@ -435,6 +449,13 @@ void BspUpdates::make(const Gate& gate, const Target& target, Shard& shard, bool
     ++shard.version;
     sum_.dropped = 0;
     pushes_.erase(pushes_.begin(), pushes_.begin() + static_cast<ptrdiff_t>(end));
+    return;
+  }
+  Status of_rows;
+  if (make_of_rows(end, gate, target, &of_rows)) {
+    of_rows.ok() ? static_cast<void>(++shard.version) : note({iteration, Gate::kOutsider, of_rows});
+    sum_.dropped = 0;
+    pushes_.erase(pushes_.begin());
     return;
   }
   bool counted = true;  // a sum without room is gone by the end of this turn

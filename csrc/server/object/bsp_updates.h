@@ -76,7 +76,8 @@ class BspUpdates final : public Staged {
   // Whether all lower ranks have closed the iteration and all updates before it are made: this worker's pushes go into
   // the running sum as soon as it closes, too.
   static bool is_next(uint32_t rank, uint64_t iteration, const Gate& gate);
-  // Adds what it can to the running sum, to free memory that is limited or valid for this turn only.
+  // Adds what it can to the running sum, to free memory that is limited or valid for this turn only; unless the next
+  // update is complete and can be made in this turn.
   void fold(const Gate& gate, const Target& target);
   // Everything as bytes, for a shard that moves: whole pushes, but a table's rows in pieces of at most `bytes_max`.
   std::vector<std::string> copy(const Gate& gate, const Target& target, size_t bytes_max) const;
@@ -117,6 +118,7 @@ class BspUpdates final : public Staged {
   // Copies lent numbers of the first *end pushes that must be finite, and drops those that are not any more.
   void secure(size_t* end, const Target& target);
   bool make_at_once(size_t end, const Gate& gate, const Target& target, const std::vector<Waiting*>& waiting);
+  bool make_of_rows(size_t end, const Gate& gate, const Target& target, Status* status);
   void insert(Push push);
   uint64_t sum_bytes(const Target& target, uint64_t more_items) const;
   bool make_room(uint64_t bytes);

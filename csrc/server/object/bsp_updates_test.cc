@@ -310,6 +310,35 @@ TEST(an_update_goes_without_the_spare_and_drops_what_they_bring_late) {
   CHECK(s.push(1, 1, Row(kN, 3.0f), How::kCopied));  // it has caught up
 }
 
+TEST(rows_that_one_worker_pushed_once_have_the_bits_of_their_sum_and_take_no_memory_for_it) {
+  const float a = 1e8f, b = 5.0f, c = -1e8f;
+  for (const How how : {How::kInPlace, How::kCopied, How::kPassing}) {
+    for (const double weight : {1.0, 3.0}) {
+      OnTable s;
+      s.set_view({0});
+      BspUpdates::Push p{.rank = 0, .iteration = 0, .weight = weight};
+      const uint64_t keys[] = {1, 2, 1, 3, 1};
+      for (uint32_t i = 0; i < 5; ++i) p.keyed.push_back({mix(OnTable::key(keys[i])), i});
+      CHECK(s.add(std::move(p), {a, 0.7f, b, -0.0f, c}, sizeof(float), how));
+      s.close(0, 1, weight);
+      const float mean = static_cast<float>(weight) * 0.7f / static_cast<float>(weight);
+      CHECK(s.rows({1, 2, 3}) == (Row{0.0f - ((a + b) + c), 0.0f - mean, 0.0f}));
+      CHECK_EQ(s.shard().version, 1u);
+      CHECK_EQ(s.tabled.table->rows(kShard), 3u);
+      CHECK_EQ(s.quota.used(), 0u);
+      CHECK_EQ(s.objects.used(), 0u);
+      CHECK(s.updates().waiting().empty());
+    }
+  }
+}
+
+TEST(rows_of_one_worker_among_several_that_pushed_nothing_are_still_a_mean) {
+  OnTable s;
+  s.push(1, {1}, {6.0f});
+  for (uint32_t rank = 0; rank < kRanks; ++rank) s.close(rank, 1, 1);
+  CHECK(s.rows({1}) == Row{-2.0f});
+}
+
 TEST(repeated_keys_are_added_within_a_push_before_workers_are_in_the_order_of_ranks) {
   const float a = 1e8f, b = 5.0f, c = -1e8f, d = 1.0f;
   const float first = 0.0f - ((a + b) + (c + d)) / 3.0f;
