@@ -473,8 +473,13 @@ class Tensor:
     @property
     def remote(self) -> bool: ...
 
-def add_bags(rows: object, offsets: object, grads: object, out: object, order: object | None = None) -> None:
-    """Adds the gradient of each bag to the rows that were summed in it."""
+def sum_bags(rows: object, offsets: object | None, grads: object, out: object, order: object | None = None) -> None:
+    """
+    out[row] = the gradients of the bags that the row was summed in, added up. No offsets: every id is a bag.
+    """
+
+def gather_rows(rows: object, places: object, out: object) -> None:
+    """out[i] = rows[places[i]]"""
 
 def unique(keys: Annotated[NDArray, dict(device='cpu', writable=False)], sorted: bool = False) -> tuple:
     """

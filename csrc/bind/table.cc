@@ -193,41 +193,70 @@ nb::tuple unique_keys(const In& array, bool sorted) {
                         to_numpy(std::move(inverse), {static_cast<size_t>(keys.n)}));
 }
 
-// The gradients of rows that were summed in bags, added to `out`. Arrays of numpy's.
-void add_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::handle out, nb::handle order) {
+// Into `out` the gradients of rows that were summed in bags; without offsets every id is a bag. Arrays of numpy's.
+void sum_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::handle out, nb::handle order) {
   const std::string name = "bags";
   std::optional<In> kept[4];
   std::optional<Out> kept_out;
   Array row, begin, grad, to, places;
   const bool ordered = any_array({"", name, "order"}, order, &kept[3], &places);
+  const bool apart = !any_array({"", name, "offsets"}, offsets, &kept[1], &begin);
   const bool given = any_array({"", name, "rows"}, rows, &kept[0], &row) &&
-                     any_array({"", name, "offsets"}, offsets, &kept[1], &begin) &&
                      any_array({"", name, "gradients"}, grads, &kept[2], &grad) &&
                      any_array({"", name, "out"}, out, &kept_out, &to);
-  const bool fit = given && row.dtype == Dtype::kInt64 && begin.dtype == Dtype::kInt64 &&
+  const bool fit = given && row.dtype == Dtype::kInt64 && (apart || begin.dtype == Dtype::kInt64) &&
                    (!ordered || (places.dtype == Dtype::kInt64 && places.elements() == row.elements())) &&
                    grad.dtype == Dtype::kFloat32 && to.dtype == Dtype::kFloat32 && grad.dims == 2 && to.dims == 2 &&
-                   grad.shape[1] == to.shape[1] && grad.shape[0] == begin.elements();
+                   grad.shape[1] == to.shape[1] && grad.shape[0] == (apart ? row : begin).elements();
   if (!fit) throw StatusError{Status(Code::kShapeMismatch, "bags: expected int64 places and float32 rows that fit")};
-  const Bags bags = {static_cast<const int64_t*>(row.data), row.elements(), static_cast<const int64_t*>(begin.data),
-                     begin.elements(), ordered ? static_cast<const int64_t*>(places.data) : nullptr};
+  const Bags bags = {static_cast<const int64_t*>(row.data), row.elements(),
+                     apart ? nullptr : static_cast<const int64_t*>(begin.data), (apart ? row : begin).elements(),
+                     ordered ? static_cast<const int64_t*>(places.data) : nullptr};
   bool right = false, added = false;
   {
     nb::gil_scoped_release release;
     right = check_bags(bags, to.shape[0]);
     if (right)
-      added = add_bags(bags, static_cast<uint32_t>(to.shape[1]), static_cast<const float*>(grad.data),
-                       static_cast<float*>(to.data));
+      added = sum_bags(bags, static_cast<uint32_t>(to.shape[1]), static_cast<const float*>(grad.data),
+                       static_cast<float*>(to.data), to.shape[0]);
   }
   if (!right) throw StatusError{Status(Code::kInvalidArgument, "bags: offsets do not ascend from 0 to the ids' end")};
   if (!added) throw StatusError{Status(Code::kResourceExhausted, "bags: no memory to add them up")};
 }
 
+void gather_rows_to(nb::handle rows, nb::handle places, nb::handle out) {
+  const std::string name = "rows";
+  std::optional<In> kept[2];
+  std::optional<Out> kept_out;
+  Array from, row, to;
+  const bool given = any_array({"", name, "rows"}, rows, &kept[0], &from) &&
+                     any_array({"", name, "places"}, places, &kept[1], &row) &&
+                     any_array({"", name, "out"}, out, &kept_out, &to);
+  const bool fit = given && from.dtype == Dtype::kFloat32 && to.dtype == Dtype::kFloat32 &&
+                   row.dtype == Dtype::kInt64 && from.dims == 2 && to.dims == 2 && from.shape[1] == to.shape[1] &&
+                   to.shape[0] == row.elements();
+  if (!fit) throw StatusError{Status(Code::kShapeMismatch, "rows: expected int64 places and float32 rows that fit")};
+  const auto* const place = static_cast<const int64_t*>(row.data);
+  bool right = false;
+  {
+    nb::gil_scoped_release release;
+    right = check_bags({place, row.elements(), nullptr, row.elements(), nullptr}, from.shape[0]);
+    if (right)
+      gather_rows(place, row.elements(), static_cast<uint32_t>(to.shape[1]), static_cast<const float*>(from.data),
+                  static_cast<float*>(to.data));
+  }
+  if (!right)
+    throw StatusError{
+        Status(Code::kInvalidArgument, "rows: a place is not one of the " + std::to_string(from.shape[0]) + " rows")};
+}
+
 }  // namespace
 
 void bind_table(nb::module_& m) {
-  m.def("add_bags", &add_bags_to, nb::arg("rows"), nb::arg("offsets"), nb::arg("grads"), nb::arg("out"),
-        nb::arg("order") = nb::none(), "Adds the gradient of each bag to the rows that were summed in it.");
+  m.def("sum_bags", &sum_bags_to, nb::arg("rows"), nb::arg("offsets").none(), nb::arg("grads"), nb::arg("out"),
+        nb::arg("order") = nb::none(),
+        "out[row] = the gradients of the bags that the row was summed in, added up. No offsets: every id is a bag.");
+  m.def("gather_rows", &gather_rows_to, nb::arg("rows"), nb::arg("places"), nb::arg("out"), "out[i] = rows[places[i]]");
   m.def("unique", &unique_keys, nb::arg("keys"), nb::arg("sorted") = false,
         "Each key once, as uint64, and for every key its place there. Sorted: ascending, as signed numbers.");
 

@@ -9,7 +9,8 @@ namespace windlass {
 struct Bags {
   const int64_t* row;    // of each id
   uint64_t ids;          // how many there are
-  const int64_t* begin;  // of each bag, among the ids; the first begins at 0, and the last ends with the ids
+  const int64_t* begin;  // of each bag, among the ids; the first begins at 0, and the last ends with the ids. Null:
+                         // every id is a bag
   uint64_t bags;
   const int64_t* order;  // of the ids, as their places; null: as they are
 };
@@ -18,8 +19,11 @@ struct Bags {
 // ids.
 bool check_bags(const Bags& bags, uint64_t rows);
 
-// Adds to each row, of `dim` numbers, the gradients of its bags. Bags that were checked. Returns false if there was no
-// memory; then nothing has changed.
-bool add_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows);
+// Into each of `n` rows, of `dim` numbers, the gradients of its bags; zeros into rows that are in none. Bags that were
+// checked. Returns false if there was no memory; then nothing has changed.
+bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows, uint64_t n);
+
+// to[i] = rows[row[i]], of `dim` numbers each; every one of `row` was checked.
+void gather_rows(const int64_t* row, uint64_t ids, uint32_t dim, const float* rows, float* to);
 
 }  // namespace windlass

@@ -9,10 +9,10 @@ namespace windlass {
 TEST(a_row_gets_the_gradients_of_its_bags) {
   const std::vector<int64_t> row = {2, 0, 2, 1, 2}, begin = {0, 2, 2, 4};
   const std::vector<float> grads = {1, 10, 2, 20, 4, 40, 8, 80};
-  std::vector<float> rows(6, 0);
+  std::vector<float> rows(6, 1e30f);  // whatever is there
   const Bags bags = {row.data(), 5, begin.data(), 4, nullptr};
   CHECK(check_bags(bags, 3));
-  CHECK(add_bags(bags, 2, grads.data(), rows.data()));
+  CHECK(sum_bags(bags, 2, grads.data(), rows.data(), 3));
   const std::vector<float> wanted = {1, 10, 4, 40, 1 + 4 + 8, 10 + 40 + 80};
   CHECK(rows == wanted);
 }
@@ -21,13 +21,33 @@ TEST(an_order_decides_about_the_last_bits) {
   const std::vector<int64_t> row = {0, 0, 0}, begin = {0, 1, 2}, back = {2, 1, 0}, far = {0, 1, 3};
   const std::vector<float> grads = {1e8f, 1.0f, -1e8f};
   std::vector<float> forward(1, 0), backward(1, 0);
-  CHECK(add_bags({row.data(), 3, begin.data(), 3, nullptr}, 1, grads.data(), forward.data()));
+  CHECK(sum_bags({row.data(), 3, begin.data(), 3, nullptr}, 1, grads.data(), forward.data(), 1));
   const std::vector<int64_t> middle_last = {0, 2, 1};
-  CHECK(add_bags({row.data(), 3, begin.data(), 3, middle_last.data()}, 1, grads.data(), backward.data()));
+  CHECK(sum_bags({row.data(), 3, begin.data(), 3, middle_last.data()}, 1, grads.data(), backward.data(), 1));
   CHECK_EQ(forward[0], 0.0f);
   CHECK_EQ(backward[0], 1.0f);
   CHECK(check_bags({row.data(), 3, begin.data(), 3, back.data()}, 1));
   CHECK(!check_bags({row.data(), 3, begin.data(), 3, far.data()}, 1));
+}
+
+TEST(rows_that_are_in_no_bag_get_zeros) {
+  const std::vector<int64_t> row = {2}, begin = {0};
+  const std::vector<float> grads = {5};
+  std::vector<float> rows(4, 1e30f);
+  CHECK(sum_bags({row.data(), 1, begin.data(), 1, nullptr}, 1, grads.data(), rows.data(), 4));
+  CHECK(rows == (std::vector<float>{0, 0, 5, 0}));
+}
+
+TEST(every_id_is_given_its_row) {
+  test::Random random(test::seed());
+  for (const uint32_t dim : {1u, 3u, 16u, 100u}) {
+    std::vector<float> rows(50 * dim), to(300 * dim);
+    for (float& x : rows) x = random.unit();
+    std::vector<int64_t> row(300);
+    for (int64_t& of : row) of = static_cast<int64_t>(random.below(50));
+    gather_rows(row.data(), row.size(), dim, rows.data(), to.data());
+    for (size_t i = 0; i < to.size(); ++i) CHECK_EQ(to[i], rows[static_cast<size_t>(row[i / dim]) * dim + i % dim]);
+  }
 }
 
 TEST(bags_that_point_elsewhere_are_refused) {

@@ -151,7 +151,7 @@ class Embedding(_OneTable):
             return self._looked_up(ids)
         if self.scale_grad_by_freq:
             return self._cast(F.embedding(ids.inverse, ids.rows, scale_grad_by_freq=True))
-        return self._cast(rows_at(ids.rows, ids.inverse))
+        return self._cast(rows_at(ids.rows, ids.inverse, self._room()))
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any) -> Any:

@@ -219,7 +219,7 @@ class EmbeddingBags(_Features):
         if batch.shapes is not None:
             return self._cast(self._pooled(batch, batch.shapes))
         if batch.inverse.dim() == 2:  # bags of one id: the rows themselves
-            return self._cast(rows_at(batch.rows, batch.inverse))
+            return self._cast(rows_at(batch.rows, batch.inverse, self._room()))
         n, features, bag = batch.inverse.shape
         if len(set(self._modes)) > 1:
             parts = [self._bags(batch, mode, batch.inverse[:, i]) for i, mode in enumerate(self._modes)]
@@ -290,7 +290,7 @@ class Embeddings(_Features):
         """The rows of each feature's ids. Takes what ``find()`` returned, too."""
         if not isinstance(batch, FoundFeatures):
             return self._looked_up(batch)
-        rows = self._cast(rows_at(batch.rows, batch.inverse))
+        rows = self._cast(rows_at(batch.rows, batch.inverse, self._room()))
         if batch.shapes is None:
             return dict(zip(self.features, rows.unbind(1), strict=True))
         parts = rows.split([math.prod(shape) for shape in batch.shapes])

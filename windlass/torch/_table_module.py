@@ -124,6 +124,10 @@ class TableModule(torch.nn.Module):  # type: ignore[misc]
             inverse = inverse.to(self._device)
         return Found(rows, inverse.view(shape), torch.from_numpy(keys), padding)
 
+    def _room(self) -> Any:
+        """What gives memory for gradients of rows that servers read in place; None: nothing."""
+        return None if torch.compiler.is_compiling() or self._opened is None else self._opened.room
+
     def _cast(self, output: Any) -> Any:
         return output if output.dtype is self._dtype else output.to(self._dtype)
 
