@@ -3,8 +3,8 @@
 A call is a step of training: forward, backward, update. On the CPU the server is inside the process, one thread each,
 but for the whole DLRM, which has all cores. Ids are Zipf's, exponent 1.05, and every row is there beforehand.
 
-With ``device="cuda"`` only DLRM is measured: the network on the GPU and the tables on servers of this host, beside the
-same with all rows in the GPU's memory.
+With ``device="cuda"`` DLRM is measured, and its tables alone: the network on the GPU and the tables on servers of this
+host, without a cache, beside the same with all rows in the GPU's memory.
 """
 
 import itertools
@@ -67,10 +67,15 @@ def fill(cluster: wl.Cluster, table: Any, keys: Any, dim: int) -> None:
         pushed.wait()
 
 
-def drawn(rows: int, ids: int = BATCH, count: int = BATCHES) -> list[Any]:
+def drawn(suite: Suite, rows: int) -> list[Any]:
     """Batches of ids."""
     rng = np.random.default_rng(5)
-    return [torch.from_numpy(zipf_ids(rng, rows, ids)) for _ in range(count)]
+    return [torch.from_numpy(zipf_ids(rng, rows, BATCH)) for _ in range(batches_of(suite))]
+
+
+def batches_of(suite: Suite) -> int:
+    """How many are drawn."""
+    return 2 if suite.short else BATCHES
 
 
 # -- one feature -------------------------------------------------------------------------------------------------------
@@ -82,7 +87,7 @@ def one_feature(suite: Suite, rows: int) -> None:
         ("Adagrad", wl.Adagrad(lr=LR), lambda p: torch.optim.Adagrad(p, lr=LR), 3.0),
         ("SparseAdam", wl.Adam(lr=LR), lambda p: torch.optim.SparseAdam(p, lr=LR), 5.0),
     )
-    batches = [(ids,) for ids in drawn(rows)]
+    batches = [(ids,) for ids in drawn(suite, rows)]
     grad = torch.full((BATCH, DIM), 1e-3)
     for name, rule, optimizer, bar in cases:
         layer = nn.Embedding(rows, DIM, sparse=True)
@@ -109,7 +114,7 @@ def beside_fbgemm(suite: Suite, rows: int) -> None:
     if not have("fbgemm_gpu"):
         suite.note("fbgemm's TBE: not measured, it is not installed (pip install fbgemm-gpu-cpu)")
     for bag, bar in BAGS:
-        ids = [some[: BATCH // bag * bag] for some in drawn(rows)]
+        ids = [some[: BATCH // bag * bag] for some in drawn(suite, rows)]
         offsets = torch.arange(0, BATCH + 1, bag)
         grad = torch.full((BATCH // bag, DIM), 1e-3)
         with wl.connect(threads=1) as cluster:
@@ -135,7 +140,7 @@ def many_features(suite: Suite, rows: int) -> None:
     """26 features in one module, and in 26, against 26 nn.EmbeddingBag; row-wise Adagrad beside TorchRec."""
     criteo = Criteo(rows)
     counts = criteo.cardinalities
-    batches = [(torch.from_numpy(criteo.batch(i, FEATURE_BATCH).ids),) for i in range(BATCHES)]
+    batches = [(torch.from_numpy(criteo.batch(i, FEATURE_BATCH).ids),) for i in range(batches_of(suite))]
     grad = torch.full((FEATURE_BATCH, len(FEATURES), DIM), 1e-3)
     amount = FEATURE_BATCH * len(FEATURES) / 1e6
 
@@ -192,7 +197,7 @@ def whole_model(suite: Suite, rows: int) -> None:
     if (make := dlrm(suite)) is None:
         return
     criteo = Criteo(rows)
-    batches = [tuple(map(torch.from_numpy, criteo.batch(i, FEATURE_BATCH))) for i in range(BATCHES)]
+    batches = [tuple(map(torch.from_numpy, criteo.batch(i, FEATURE_BATCH))) for i in range(batches_of(suite))]
     with wl.connect() as cluster:
         tables = wl.torch.EmbeddingBags(FEATURES, DLRM_DIM, table="dlrm", rule=wl.Adagrad(lr=LR), cluster=cluster)
         ours = make(tables, NUMBERS, len(FEATURES), DLRM_DIM)
@@ -233,16 +238,19 @@ GPU_BATCHES = ((8_192, 64), (65_536, 16))  # sizes, and how many are drawn
 GPU_MLP = {"bottom": (512, 256), "top": (512, 256)}
 GPU_STEPS = 10  # that a call makes, before it waits for the GPU
 CORES_OF_A_SERVER = 8
+GPU_RULES: tuple[tuple[str, wl.Rule, Callable[[Any], Any]], ...] = (
+    ("SGD", wl.SGD(lr=LR), lambda p: torch.optim.SGD(p, lr=LR)),
+    ("Adagrad", wl.Adagrad(lr=LR), lambda p: torch.optim.Adagrad(p, lr=LR)),
+)
 
 
 class Joined(nn.Module):  # type: ignore[misc]
     """The tables of all features behind each other in one nn.EmbeddingBag(sparse=True): the fastest that torch has."""
 
-    def __init__(self, counts: list[int], dim: int) -> None:
+    def __init__(self, counts: list[int], dim: int, device: str) -> None:
         super().__init__()
-        self.bag = nn.EmbeddingBag(sum(counts), dim, mode="sum", sparse=True, device="cuda")
-        first = torch.tensor([0, *counts[:-1]]).cumsum(0)
-        self.register_buffer("first", first.cuda())
+        self.bag = nn.EmbeddingBag(sum(counts), dim, mode="sum", sparse=True, device=device)
+        self.register_buffer("first", torch.tensor([0, *counts[:-1]], device=device).cumsum(0))
         self.dim = dim
 
     def forward(self, ids: Any) -> Any:
@@ -250,51 +258,54 @@ class Joined(nn.Module):  # type: ignore[misc]
         return self.bag((ids + self.first).view(-1, 1)).view(*ids.shape, self.dim)
 
 
-def on_a_gpu(suite: Suite, rows: int) -> None:
+def on_a_gpu(suite: Suite, rows: int, device: str = "cuda") -> None:
     """Step times of DLRM and of its tables alone, with SGD and Adagrad."""
-    if not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise wl.InvalidArgument("windlass bench embed --device cuda: torch finds no CUDA device here")
     if (make := dlrm(suite)) is None:
         return
     torch.set_float32_matmul_precision("high")
     criteo = Criteo(rows)
     servers = max(1, _core.cores() // CORES_OF_A_SERVER)
-    suite.note(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {servers} servers, {rows:,} rows")
-    kinds: tuple[tuple[str, wl.Rule, Callable[[Any], Any]], ...] = (
-        ("SGD", wl.SGD(lr=LR), lambda p: torch.optim.SGD(p, lr=LR)),
-        ("Adagrad", wl.Adagrad(lr=LR), lambda p: torch.optim.Adagrad(p, lr=LR)),
-    )
+    gpu = torch.cuda.get_device_name() if device == "cuda" else device
+    suite.note(f"{gpu}, torch {torch.__version__}, {servers} servers, {rows:,} rows")
     for size, count in GPU_BATCHES:
-        batches = [on_device(criteo, i, size) for i in range(2 if suite.short else count)]
-        for name, rule, optimizer in kinds:
+        batches = [on_device(criteo, i, size, device) for i in range(2 if suite.short else count)]
+        for name, rule, optimizer in GPU_RULES:
             with Servers(servers, kind="unix") as there, there.connect(transport="arena") as cluster:
-                tables = wl.torch.EmbeddingBags(FEATURES, DIM, table="dlrm", rule=rule, cluster=cluster).cuda()
-                ours = make(tables, NUMBERS, len(FEATURES), DIM, **GPU_MLP).cuda()
-                mine = [optimizer(ours.parameters()), wl.torch.ServerOptimizer(tables, cluster=cluster)]
-                joined = Joined(criteo.cardinalities, DIM)
-                theirs = make(joined, NUMBERS, len(FEATURES), DIM, **GPU_MLP).cuda()
-                every_row(batches, tables, mine[1])
-                grad = torch.full((size, len(FEATURES), DIM), 1e-3, device="cuda")
-                ids = [(batch[1],) for batch in batches]
-                for title, some, steps in (
-                    ("DLRM", batches, (of_loss(ours, mine), of_loss(theirs, [optimizer(theirs.parameters())]))),
-                    (
-                        "tables alone",
-                        ids,
-                        (trained(tables, mine[1:], grad), trained(joined, [optimizer(joined.parameters())], grad)),
-                    ),
-                ):
-                    sides = [in_a_cycle(in_tens(some), ten_steps(step)) for step in steps]
-                    found = [times.shared_by(GPU_STEPS) for times in in_turns(*sides, length=suite.length)]
-                    full = f"{title}, {name}, dim {DIM}, batch {size:,}, cuda, tables on servers"
-                    suite.latency(full, "ms", *found, against="nn.EmbeddingBag(sparse=True), all rows in HBM")
-                del ours, theirs, joined, mine, tables, steps, sides
-            torch.cuda.empty_cache()
+                tables = wl.torch.EmbeddingBags(FEATURES, DIM, table="dlrm", rule=rule, cluster=cluster).to(device)
+                ours = make(tables, NUMBERS, len(FEATURES), DIM, **GPU_MLP).to(device)
+                of_tables = wl.torch.ServerOptimizer(tables, cluster=cluster)
+                joined = Joined(criteo.cardinalities, DIM, device)
+                theirs = make(joined, NUMBERS, len(FEATURES), DIM, **GPU_MLP).to(device)
+                every_row(batches, tables, of_tables)
+                whole = (
+                    of_loss(ours, [optimizer(ours.parameters()), of_tables]),
+                    of_loss(theirs, [optimizer(theirs.parameters())]),
+                )
+                measure(suite, f"DLRM, {name}", size, batches, whole)
+                grad = torch.full((size, len(FEATURES), DIM), 1e-3, device=device)
+                alone = (
+                    trained(tables, [of_tables], grad),
+                    trained(joined, [optimizer(joined.parameters())], grad),
+                )
+                measure(suite, f"tables alone, {name}", size, [(batch[1],) for batch in batches], alone)
+                del tables, ours, of_tables, joined, theirs, whole, alone
+            if device == "cuda":
+                torch.cuda.empty_cache()
 
 
-def on_device(criteo: Criteo, number: int, size: int) -> tuple[Any, ...]:
-    """A batch in the GPU's memory."""
-    return tuple(torch.from_numpy(array).cuda() for array in criteo.batch(number, size))
+def measure(suite: Suite, title: str, size: int, batches: list[Any], steps: tuple[Step, Step]) -> None:
+    """Ours beside theirs: the time of a step, of many that follow each other."""
+    sides = [in_a_cycle(in_tens(batches), ten_steps(step)) for step in steps]
+    found = [times.shared_by(GPU_STEPS) for times in in_turns(*sides, length=suite.length)]
+    name = f"{title}, dim {DIM}, batch {size:,}, tables on servers of the host"
+    suite.latency(name, "ms", *found, against="nn.EmbeddingBag(sparse=True), rows on the device")
+
+
+def on_device(criteo: Criteo, number: int, size: int, device: str) -> tuple[Any, ...]:
+    """A batch in the memory of the device."""
+    return tuple(torch.from_numpy(array).to(device) for array in criteo.batch(number, size))
 
 
 def every_row(batches: list[Any], tables: Any, optimizer: Any) -> None:
@@ -316,6 +327,7 @@ def ten_steps(step: Step) -> Step:
     def steps(batches: list[Any]) -> None:
         for batch in batches:
             step(batch)
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     return steps
