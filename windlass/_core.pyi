@@ -473,7 +473,7 @@ class Tensor:
     @property
     def remote(self) -> bool: ...
 
-def sum_bags(rows: object, offsets: object | None, grads: object, out: object, order: object | None = None) -> None:
+def sum_bags(rows: object, offsets: object | None, grads: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu', writable=False)], out: object, order: object | None = None) -> None:
     """
     out[row] = the gradients of the bags that the row was summed in, added up. No offsets: every id is a bag.
     """

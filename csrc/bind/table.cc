@@ -193,31 +193,35 @@ nb::tuple unique_keys(const In& array, bool sorted) {
                         to_numpy(std::move(inverse), {static_cast<size_t>(keys.n)}));
 }
 
-// Into `out` the gradients of rows that were summed in bags; without offsets every id is a bag. Arrays of numpy's.
-void sum_bags_to(nb::handle rows, nb::handle offsets, nb::handle grads, nb::handle out, nb::handle order) {
+// Rows that may lie apart, as those of a part of a larger matrix.
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
+
+// Into `out` the gradients of rows that were summed in bags; without offsets every id is a bag.
+void sum_bags_to(nb::handle rows, nb::handle offsets, const Rows& grads, nb::handle out, nb::handle order) {
   const std::string name = "bags";
-  std::optional<In> kept[4];
+  std::optional<In> kept[3];
   std::optional<Out> kept_out;
-  Array row, begin, grad, to, places;
-  const bool ordered = any_array({"", name, "order"}, order, &kept[3], &places);
+  Array row, begin, to, places;
+  const bool ordered = any_array({"", name, "order"}, order, &kept[0], &places);
   const bool apart = !any_array({"", name, "offsets"}, offsets, &kept[1], &begin);
-  const bool given = any_array({"", name, "rows"}, rows, &kept[0], &row) &&
-                     any_array({"", name, "gradients"}, grads, &kept[2], &grad) &&
-                     any_array({"", name, "out"}, out, &kept_out, &to);
+  const bool given =
+      any_array({"", name, "rows"}, rows, &kept[2], &row) && any_array({"", name, "out"}, out, &kept_out, &to);
+  const uint64_t n = grads.shape(0), dim = grads.shape(1);
   const bool fit = given && row.dtype == Dtype::kInt64 && (apart || begin.dtype == Dtype::kInt64) &&
                    (!ordered || (places.dtype == Dtype::kInt64 && places.elements() == row.elements())) &&
-                   grad.dtype == Dtype::kFloat32 && to.dtype == Dtype::kFloat32 && grad.dims == 2 && to.dims == 2 &&
-                   grad.shape[1] == to.shape[1] && grad.shape[0] == (apart ? row : begin).elements();
+                   to.dtype == Dtype::kFloat32 && to.dims == 2 && dim == to.shape[1] &&
+                   n == (apart ? row : begin).elements() && (n == 0 || dim <= 1 || grads.stride(1) == 1) &&
+                   (n <= 1 || grads.stride(0) >= 0);
   if (!fit) throw StatusError{Status(Code::kShapeMismatch, "bags: expected int64 places and float32 rows that fit")};
   const Bags bags = {static_cast<const int64_t*>(row.data), row.elements(),
-                     apart ? nullptr : static_cast<const int64_t*>(begin.data), (apart ? row : begin).elements(),
+                     apart ? nullptr : static_cast<const int64_t*>(begin.data), n,
                      ordered ? static_cast<const int64_t*>(places.data) : nullptr};
   bool right = false, added = false;
   {
     nb::gil_scoped_release release;
     right = check_bags(bags, to.shape[0]);
     if (right)
-      added = sum_bags(bags, static_cast<uint32_t>(to.shape[1]), static_cast<const float*>(grad.data),
+      added = sum_bags(bags, static_cast<uint32_t>(dim), grads.data(), static_cast<uint64_t>(grads.stride(0)),
                        static_cast<float*>(to.data), to.shape[0]);
   }
   if (!right) throw StatusError{Status(Code::kInvalidArgument, "bags: offsets do not ascend from 0 to the ids' end")};

@@ -35,7 +35,7 @@ bool check_bags(const Bags& bags, uint64_t rows) {
   return bags.bags == 0 ? bags.ids == 0 : bags.begin[0] == 0;
 }
 
-bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows, uint64_t n) {
+bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, uint64_t stride, float* rows, uint64_t n) {
   const auto begun = std::unique_ptr<bool[]>(new (std::nothrow) bool[n + 1]());
   if (begun == nullptr) return false;
   const auto add = kernels().combine;
@@ -53,7 +53,7 @@ bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows, u
     for (uint64_t b = 0; b < bags.bags; ++b) {
       for (uint64_t id = first(b), end = first(b + 1); id < end; ++id) {
         if (id + kAhead < bags.ids) ask<true>(rows + place(id + kAhead) * dim, dim);
-        take(id, grads + b * dim);
+        take(id, grads + b * stride);
       }
     }
   } else {
@@ -61,7 +61,7 @@ bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows, u
     if (bag_of == nullptr || bags.bags > UINT32_MAX) return false;
     for (uint64_t b = 0; b < bags.bags; ++b)
       std::fill(bag_of.get() + first(b), bag_of.get() + first(b + 1), static_cast<uint32_t>(b));
-    const auto grad = [&](uint64_t id) { return grads + uint64_t{bag_of[id]} * dim; };
+    const auto grad = [&](uint64_t id) { return grads + bag_of[id] * stride; };
     for (uint64_t i = 0; i < bags.ids; ++i) {
       if (i + kAhead < bags.ids) {
         const auto next = static_cast<uint64_t>(bags.order[i + kAhead]);

@@ -21,7 +21,8 @@ bool check_bags(const Bags& bags, uint64_t rows);
 
 // Into each of `n` rows, of `dim` numbers, the gradients of its bags; zeros into rows that are in none. Bags that were
 // checked. Returns false if there was no memory; then nothing has changed.
-bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, float* rows, uint64_t n);
+// `stride`: numbers from one bag's gradient to the next one's.
+bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, uint64_t stride, float* rows, uint64_t n);
 
 // to[i] = rows[row[i]], of `dim` numbers each; every one of `row` was checked.
 void gather_rows(const int64_t* row, uint64_t ids, uint32_t dim, const float* rows, float* to);

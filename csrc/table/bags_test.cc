@@ -12,7 +12,7 @@ TEST(a_row_gets_the_gradients_of_its_bags) {
   std::vector<float> rows(6, 1e30f);  // whatever is there
   const Bags bags = {row.data(), 5, begin.data(), 4, nullptr};
   CHECK(check_bags(bags, 3));
-  CHECK(sum_bags(bags, 2, grads.data(), rows.data(), 3));
+  CHECK(sum_bags(bags, 2, grads.data(), 2, rows.data(), 3));
   const std::vector<float> wanted = {1, 10, 4, 40, 1 + 4 + 8, 10 + 40 + 80};
   CHECK(rows == wanted);
 }
@@ -21,9 +21,9 @@ TEST(an_order_decides_about_the_last_bits) {
   const std::vector<int64_t> row = {0, 0, 0}, begin = {0, 1, 2}, back = {2, 1, 0}, far = {0, 1, 3};
   const std::vector<float> grads = {1e8f, 1.0f, -1e8f};
   std::vector<float> forward(1, 0), backward(1, 0);
-  CHECK(sum_bags({row.data(), 3, begin.data(), 3, nullptr}, 1, grads.data(), forward.data(), 1));
+  CHECK(sum_bags({row.data(), 3, begin.data(), 3, nullptr}, 1, grads.data(), 1, forward.data(), 1));
   const std::vector<int64_t> middle_last = {0, 2, 1};
-  CHECK(sum_bags({row.data(), 3, begin.data(), 3, middle_last.data()}, 1, grads.data(), backward.data(), 1));
+  CHECK(sum_bags({row.data(), 3, begin.data(), 3, middle_last.data()}, 1, grads.data(), 1, backward.data(), 1));
   CHECK_EQ(forward[0], 0.0f);
   CHECK_EQ(backward[0], 1.0f);
   CHECK(check_bags({row.data(), 3, begin.data(), 3, back.data()}, 1));
@@ -34,8 +34,16 @@ TEST(rows_that_are_in_no_bag_get_zeros) {
   const std::vector<int64_t> row = {2}, begin = {0};
   const std::vector<float> grads = {5};
   std::vector<float> rows(4, 1e30f);
-  CHECK(sum_bags({row.data(), 1, begin.data(), 1, nullptr}, 1, grads.data(), rows.data(), 4));
+  CHECK(sum_bags({row.data(), 1, begin.data(), 1, nullptr}, 1, grads.data(), 1, rows.data(), 4));
   CHECK(rows == (std::vector<float>{0, 0, 5, 0}));
+}
+
+TEST(gradients_of_bags_may_lie_apart) {
+  const std::vector<int64_t> row = {1, 0, 1};
+  const std::vector<float> grads = {1, 10, -1, 2, 20, -1, 4, 40};
+  std::vector<float> rows(4, 1e30f);
+  CHECK(sum_bags({row.data(), 3, nullptr, 3, nullptr}, 2, grads.data(), 3, rows.data(), 2));
+  CHECK(rows == (std::vector<float>{2, 20, 5, 50}));
 }
 
 TEST(every_id_is_given_its_row) {

@@ -11,7 +11,7 @@ from windlass._client.first_weights import Agreement
 from windlass._errors import InvalidArgument
 from windlass._objects.arrays import ArrayLike, as_keys
 from windlass.torch._found import Found, check_ids, mark_dynamic
-from windlass.torch._pooling import rows_at, sums
+from windlass.torch._pooling import sums
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -151,7 +151,7 @@ class Embedding(_OneTable):
             return self._looked_up(ids)
         if self.scale_grad_by_freq:
             return self._cast(F.embedding(ids.inverse, ids.rows, scale_grad_by_freq=True))
-        return self._cast(rows_at(ids.rows, ids.inverse, self._room()))
+        return self._cast(self._rows_at(ids.rows, ids.inverse))
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _looked_up(self, ids: Any) -> Any:
@@ -213,7 +213,8 @@ class EmbeddingBag(_OneTable):
     def _looked_up(self, ids: Any, offsets: Any, per_sample_weights: Any) -> Any:
         found = self._find(ids)
         if self.mode == "sum" and per_sample_weights is None and not self.scale_grad_by_freq:
-            summed = sums(found, offsets, self._open().room, include_last=self.include_last_offset)
+            opened = self._open()
+            summed = sums(found, offsets, opened.room, output=opened.output, include_last=self.include_last_offset)
             if summed is not None:
                 return self._cast(summed)
         return self.forward(found, offsets, per_sample_weights)

@@ -23,7 +23,7 @@ from windlass.torch._features import (
     prefix,
 )
 from windlass.torch._found import Found, check_ids, mark_dynamic
-from windlass.torch._pooling import rows_at, sums
+from windlass.torch._pooling import sums
 from windlass.torch._table_module import TableModule, check_padding
 from windlass.torch._trained_table import TrainedTable
 
@@ -219,7 +219,7 @@ class EmbeddingBags(_Features):
         if batch.shapes is not None:
             return self._cast(self._pooled(batch, batch.shapes))
         if batch.inverse.dim() == 2:  # bags of one id: the rows themselves
-            return self._cast(rows_at(batch.rows, batch.inverse, self._room()))
+            return self._cast(self._rows_at(batch.rows, batch.inverse))
         n, features, bag = batch.inverse.shape
         if len(set(self._modes)) > 1:
             parts = [self._bags(batch, mode, batch.inverse[:, i]) for i, mode in enumerate(self._modes)]
@@ -290,7 +290,7 @@ class Embeddings(_Features):
         """The rows of each feature's ids. Takes what ``find()`` returned, too."""
         if not isinstance(batch, FoundFeatures):
             return self._looked_up(batch)
-        rows = self._cast(rows_at(batch.rows, batch.inverse, self._room()))
+        rows = self._cast(self._rows_at(batch.rows, batch.inverse))
         if batch.shapes is None:
             return dict(zip(self.features, rows.unbind(1), strict=True))
         parts = rows.split([math.prod(shape) for shape in batch.shapes])

@@ -19,6 +19,7 @@ from windlass import _core
 from windlass.torch._found import Found
 
 RADIX_FROM = 32768  # ids; torch sorts so many by radix, which keeps equal ones in order
+LARGE = 1 << 21  # numbers; fresh memory for so many costs more than what is written to it
 
 Room = Callable[[int], Any]  # gives memory for so many rows
 
@@ -38,10 +39,14 @@ def is_plain(rows: Any) -> bool:
     )
 
 
-def rows_at(rows: Any, places: Any, room: Room | None = None) -> Any:
-    """A row for each place, as F.embedding: places.shape + (dim,). room: memory for gradients of rows."""
+def rows_at(rows: Any, places: Any, room: Room | None = None, output: Room | None = None, sorts: bool = False) -> Any:
+    """A row for each place, as F.embedding: places.shape + (dim,).
+
+    room, output: memory for gradients of rows, and for what is returned.
+    sorts: gradients are added up in the order of torch's sort, as those of bags are.
+    """
     if rows.requires_grad and is_plain(rows):
-        return _Rows.apply(rows, places.reshape(-1), room).view(*places.shape, rows.shape[1])
+        return _Rows.apply(rows, places.reshape(-1), room, output, sorts).view(*places.shape, rows.shape[1])
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return F.embedding(places, rows)  # on a GPU its sums do not depend on the order in which threads come
     return rows.index_select(0, places.reshape(-1)).view(*places.shape, rows.shape[1])
@@ -51,17 +56,21 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
     """A row for each place in one dimension."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Any, places: Any, room: Room | None) -> Any:
+    def forward(ctx: Any, rows: Any, places: Any, room: Room | None, output: Room | None, sorts: bool) -> Any:
         ctx.save_for_backward(places)
-        ctx.n, ctx.room = len(rows), room
-        out = torch.empty((len(places), rows.shape[1]))
+        ctx.n, ctx.room, ctx.sorts = len(rows), room, sorts
+        if output is None or len(places) * rows.shape[1] < LARGE:
+            out = torch.empty((len(places), rows.shape[1]))
+        else:
+            out = output(len(places))
         _core.gather_rows(rows.detach().numpy(), places.numpy(), out.numpy())
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         (places,) = ctx.saved_tensors
-        return _gradients(grad, places, None, ctx.n, ctx.room, None), None, None
+        order = places.sort()[1].numpy() if ctx.sorts else None
+        return _gradients(grad, places, None, ctx.n, ctx.room, order), None, None, None, None
 
 
 class _Sums(torch.autograd.Function):  # type: ignore[misc]
@@ -91,14 +100,24 @@ def _gradients(grad: Any, places: Any, offsets: Any, n: int, room: Room | None, 
         return grad.new_zeros((n, grad.shape[1])).index_add(0, places, grad)
     made = torch.empty((n, grad.shape[1])) if room is None else room(n)
     bags = None if offsets is None else offsets.numpy()
-    _core.sum_bags(places.numpy(), bags, grad.contiguous().numpy(), made.numpy(), order)
+    if grad.stride(-1) != 1 or grad.stride(0) < grad.shape[1]:
+        grad = grad.contiguous()
+    _core.sum_bags(places.numpy(), bags, grad.numpy(), made.numpy(), order)
     return made
 
 
-def sums(found: Found, offsets: Any, room: Room, *, include_last: bool = False, in_torchs_order: bool = True) -> Any:
+def sums(
+    found: Found,
+    offsets: Any,
+    room: Room,
+    *,
+    output: Room | None = None,
+    include_last: bool = False,
+    in_torchs_order: bool = True,
+) -> Any:
     """The sums of bags of ids. None: there is no quicker way than torch's, or torch says better what is wrong.
 
-    room: gives memory for so many rows.
+    room, output: give memory for gradients of so many rows, and for what is returned.
     in_torchs_order: gradients have torch's last bits, too, for the price of a sort.
     """
     rows, places = found.rows, found.inverse
@@ -123,6 +142,6 @@ def sums(found: Found, offsets: Any, room: Room, *, include_last: bool = False, 
     if least < 0:
         return None
     singles = least == 1 == most and len(offsets) == len(places) and found.padding is None
-    if singles and (not in_torchs_order or len(places) >= RADIX_FROM):
-        return rows_at(rows, places, room)
+    if singles:
+        return rows_at(rows, places, room, output, sorts=in_torchs_order and len(places) < RADIX_FROM)
     return _Sums.apply(rows, places, offsets, found.padding, room, in_torchs_order)

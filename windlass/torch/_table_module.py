@@ -16,6 +16,7 @@ from windlass._rules.init import Init
 from windlass._rules.rule import Rule
 from windlass._rules.sync import BSP, Sync, parse_sync
 from windlass.torch._found import Found, distinct
+from windlass.torch._pooling import rows_at
 from windlass.torch._trained_table import TableSpec, TrainedTable, trained_table
 
 if TYPE_CHECKING:
@@ -124,9 +125,11 @@ class TableModule(torch.nn.Module):  # type: ignore[misc]
             inverse = inverse.to(self._device)
         return Found(rows, inverse.view(shape), torch.from_numpy(keys), padding)
 
-    def _room(self) -> Any:
-        """What gives memory for gradients of rows that servers read in place; None: nothing."""
-        return None if torch.compiler.is_compiling() or self._opened is None else self._opened.room
+    def _rows_at(self, rows: Any, places: Any) -> Any:
+        """A row for each place."""
+        if torch.compiler.is_compiling() or self._opened is None:
+            return rows_at(rows, places)
+        return rows_at(rows, places, self._opened.room, self._opened.output)
 
     def _cast(self, output: Any) -> Any:
         return output if output.dtype is self._dtype else output.to(self._dtype)

@@ -36,10 +36,11 @@ _SMALL = 4096  # numbers; fewer need no registered array
 
 
 class Pool:
-    """Registered arrays of rows that are used again once no tensor shows them. Not thread-safe."""
+    """Arrays of rows that are used again once no tensor shows them; registered, or plain memory. Not thread-safe."""
 
-    def __init__(self, cluster: "Cluster", dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, cluster: "Cluster", dim: int, dtype: torch.dtype, *, registered: bool = True) -> None:
         self._cluster = cluster
+        self._registered = registered
         self._dim = dim
         self._dtype = core_dtype(dtype, "rows")
         self._plain = dtype is torch.float32
@@ -54,7 +55,10 @@ class Pool:
                 return as_torch(self._arrays[i][:n])
         self._arrays.sort(key=len, reverse=True)
         del self._arrays[_POOLED - 1 :]  # batches have become larger: the smallest makes room
-        self._arrays.append(self._cluster._engine.empty([n + n // 8 + 1, self._dim], self._dtype))
+        shape = [n + n // 8 + 1, self._dim]
+        made = self._cluster._engine.empty(shape, self._dtype) if self._registered else np.empty(shape, np.float32)
+        self._arrays.append(made)
+        del made  # the list alone refers to it
         return as_torch(self._arrays[-1][:n])
 
 
@@ -87,6 +91,7 @@ class TrainedTable:
         self._pending: list[_Piece] = []
         self._distinct = 0  # keys of what was first pending, or put together last
         self._pools: dict[torch.dtype, Pool] = {}
+        self._outputs = Pool(self.cluster, table.dim, torch.float32, registered=False)
         self._staging: dict[tuple[str, torch.device, torch.dtype], Staging] = {}
 
     # -- rows out ----------------------------------------------------------------------------------------------------
@@ -111,6 +116,11 @@ class TrainedTable:
         """Registered memory for `n` rows of float32, with any contents, as a tensor."""
         with self._lock:
             return self._pool(torch.float32).take(n)
+
+    def output(self, n: int) -> Any:
+        """Memory for `n` rows that a forward pass returns, with any contents, as a tensor."""
+        with self._lock:
+            return self._outputs.take(n)
 
     def _pool(self, dtype: torch.dtype) -> Pool:
         if dtype not in self._pools:
