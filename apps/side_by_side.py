@@ -94,3 +94,17 @@ def use_cores(workers: int) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+
+
+def run(main: Callable[[], None], *refused: type[Exception]) -> None:
+    """A program: `refused` errors are said in a line, Ctrl-C ends it, and so does a reader of its output who leaves."""
+    try:
+        main()
+    except refused as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -12,7 +12,6 @@ what they differ by is rounding, not luck. AUC is that of the test set. The ways
 
 import argparse
 import json
-import os
 import signal
 import statistics
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clicks import CHOICES, DataError, positive, whole
-from side_by_side import can_plot, plot, run_all, table
+from side_by_side import can_plot, plot, run, run_all, table
 
 HERE = Path(__file__).resolve().parent
 WAYS = ["plain", "servers", "hybrid"]
@@ -140,13 +139,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the trainings end with us
-    try:
-        main()
-    except DataError as error:
-        sys.exit(f"compare.py: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    run(main, DataError)

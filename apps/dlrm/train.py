@@ -19,7 +19,6 @@ import contextlib
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from clicks import CHOICES, SAMPLES, Data, DataError, load, positive, whole
 from model import DLRM, area, tables_of
-from side_by_side import use_cores
+from side_by_side import run, use_cores
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -162,13 +161,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (DataError, Diverged, wl.InvalidArgument) as error:
-        sys.exit(f"train.py: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    run(main, DataError, Diverged, wl.InvalidArgument)

@@ -9,7 +9,6 @@ waits for others at the servers' gates; staleness is how many iterations of the 
 import argparse
 import dataclasses
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pictures import CHOICES, DataError, load
-from side_by_side import LOOK_SECONDS, can_plot, plot, run_all, table
+from side_by_side import LOOK_SECONDS, can_plot, plot, run, run_all, table
 
 from windlass._errors import WindlassError
 from windlass._net.address import Address
@@ -141,13 +140,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the trainings end with us
-    try:
-        main()
-    except DataError as error:
-        sys.exit(f"compare.py: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    run(main, DataError)

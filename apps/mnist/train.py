@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from model import CNN
 from pictures import CHOICES, DataError, Pictures, accuracy, load, positive, use_cores, whole
+from side_by_side import run
 
 import windlass as wl
 
@@ -111,13 +111,4 @@ def described(choices: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (DataError, Diverged, wl.InvalidArgument) as error:
-        sys.exit(f"train.py: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # whoever read our output has gone; spare the interpreter its own flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    run(main, DataError, Diverged, wl.InvalidArgument)
