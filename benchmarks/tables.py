@@ -242,6 +242,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "sync": plain("sync", r".* to BSP|push_pull .*"),
     "train": plain("train"),
     "embed": plain("embed"),
+    "embed cuda": plain("embed-cuda"),
     "rules": rules,
     "checkpoint": plain("checkpoint"),
     "rules all": plain("rules", "push .*"),
