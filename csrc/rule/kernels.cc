@@ -9,6 +9,7 @@
 #include "rule/convert.h"
 #include "rule/copy.h"
 #include "rule/fill.h"
+#include "rule/fingerprint.h"
 #include "rule/ftrl.h"
 #include "rule/lion.h"
 #include "rule/nadam.h"
@@ -332,6 +333,7 @@ const Kernels kKernels = {
     .reduce = reduce,
     .vector = vector,
     .dot = dot,
+    .fingerprint = fingerprint,
 };
 
 }  // namespace windlass::WL_ISA

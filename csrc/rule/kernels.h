@@ -105,6 +105,7 @@ struct Kernels {
   // float64, or of an int64 where the numbers are int64 (rule/vector_ops.h).
   void (*vector)(VectorOp, Dtype, void* y, const void* x, uint64_t a, size_t n);
   uint64_t (*dot)(Dtype, const void* y, const void* x, size_t n);
+  uint64_t (*fingerprint)(uint64_t salt, uint64_t first, const float* values, size_t n);  // as in base/fingerprint.h
 };
 
 const Kernels& kernels();  // the chosen ones

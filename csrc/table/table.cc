@@ -481,9 +481,9 @@ uint64_t Table::fingerprint(uint32_t shard) const {
 uint64_t Table::fingerprint_of_row(uint64_t salt, uint64_t key, const RowHead& head, const float* scalars,
                                    const float* weights, const float* state) const {
   const uint64_t row_salt = mix_in(salt, key);
-  uint64_t sum = windlass::fingerprint_of(row_salt, 0, weights, spec_.dim);
+  uint64_t sum = kernels().fingerprint(row_salt, 0, weights, spec_.dim);
   if (layout_.vectors != 0)
-    sum += windlass::fingerprint_of(row_salt, limits::kTableDimMax, state, layout_.vectors * spec_.dim);
+    sum += kernels().fingerprint(row_salt, limits::kTableDimMax, state, layout_.vectors * spec_.dim);
   sum += windlass::fingerprint_of(row_salt, 4 * uint64_t{limits::kTableDimMax}, scalars, layout_.row_scalars);
   if (layout_.counts) sum += windlass::fingerprint_of(row_salt, 5 * uint64_t{limits::kTableDimMax}, &head.count, 1);
   return sum;

@@ -487,7 +487,10 @@ uint64_t Tensor::fingerprint_of_piece(uint32_t shard, size_t piece, uint64_t at,
   const uint64_t salt = mix_text(name_);
   const auto of = [&](uint64_t whose, uint64_t begin, auto zero) {
     using T = decltype(zero);
-    return windlass::fingerprint_of(whose, begin + at / sizeof(T), reinterpret_cast<const T*>(from), bytes / sizeof(T));
+    const T* const values = reinterpret_cast<const T*>(from);
+    const uint64_t place = begin + at / sizeof(T), n = bytes / sizeof(T);
+    if constexpr (std::is_same_v<T, float>) return kernels().fingerprint(whose, place, values, n);
+    return windlass::fingerprint_of(whose, place, values, n);
   };
   if (piece == 0) {
     switch (spec_.dtype) {
