@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -68,18 +69,19 @@ class Records {
   // Adds a record that arrived with its shard. Session numbers are a server's own, so the record waits here until its
   // session comes.
   void add(Record record) {
-    if (arrived_ == nullptr) arrived_ = std::make_unique<std::vector<Record>>();
-    arrived_->push_back(std::move(record));
+    if (arrived_ == nullptr) arrived_ = std::make_unique<std::map<uint64_t, Record>>();
+    const uint64_t incarnation = record.incarnation;
+    arrived_->insert_or_assign(incarnation, std::move(record));
   }
   // Visits every record that is not blank.
   template <class Visit>
   void each(Visit visit) const {
-    for (const auto* all : {&records_, static_cast<const std::vector<Record>*>(arrived_.get())}) {
-      if (all == nullptr) continue;
-      for (const Record& r : *all) {
-        if (r.sequence != 0 || r.clock != 0) visit(r);
-      }
-    }
+    const auto unless_blank = [&](const Record& r) {
+      if (r.sequence != 0 || r.clock != 0) visit(r);
+    };
+    for (const Record& r : records_) unless_blank(r);
+    if (arrived_ == nullptr) return;
+    for (const auto& [incarnation, r] : *arrived_) unless_blank(r);
   }
   void clear() {
     records_.clear();
@@ -97,15 +99,14 @@ class Records {
     return record;
   }
   void claim(Record* record, uint64_t incarnation) {
-    const auto it =
-        std::find_if(arrived_->begin(), arrived_->end(), [&](const Record& r) { return r.incarnation == incarnation; });
+    const auto it = arrived_->find(incarnation);
     if (it == arrived_->end()) return;
-    *record = std::move(*it);
+    *record = std::move(it->second);
     arrived_->erase(it);
   }
 
   std::vector<Record> records_;
-  std::unique_ptr<std::vector<Record>> arrived_;
+  std::unique_ptr<std::map<uint64_t, Record>> arrived_;  // by incarnation: there may be very many that have ended
 };
 
 }  // namespace windlass
