@@ -758,6 +758,12 @@ class Shelf:
     def aside_bytes(self) -> int:
         """What writers have set aside and nobody has taken yet."""
 
+    @property
+    def aside_presses(self) -> bool:
+        """
+        Whether so much is set aside that taking it comes before everything else.
+        """
+
     def objects(self) -> list[tuple[int, str]]:
         """Numbers and names, app/name."""
 
@@ -818,6 +824,10 @@ class Capture:
         """
         What is captured next: ("piece", shard, array, byte, bytes), ("rows", shard, rows, bytes), then per shard ("shard", shard, version, count, made, rows, fingerprint, [(rank, incarnation, sequence, clock)]); ("wait",) while the rest has not reached the cut; None at the end.
         """
+
+    @property
+    def aside_bytes(self) -> int:
+        """What writers have set aside of it and nobody has taken yet."""
 
     @property
     def shards(self) -> int:

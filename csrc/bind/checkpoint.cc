@@ -36,12 +36,20 @@ class Shelf {
   Server& server_;
 };
 
+// Bytes of a capture, whose memory returns to it.
+struct Lent {
+  std::vector<std::byte> bytes;
+  std::shared_ptr<SpareBuffers> home;
+};
+
 // Bytes of ours as an array of Python's.
-nb::object array_of(std::vector<std::byte> bytes) {
-  auto* const owned = new std::vector<std::byte>(std::move(bytes));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
-  const size_t n = owned->size();
-  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(owned->data(), {n}, owner));
+nb::object array_of(std::vector<std::byte> bytes, const Capture& from) {
+  auto* const lent = new Lent{std::move(bytes), from.spares()};
+  nb::capsule owner(lent, [](void* p) noexcept {
+    const std::unique_ptr<Lent> back(static_cast<Lent*>(p));
+    back->home->give(std::move(back->bytes));
+  });
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(lent->bytes.data(), {lent->bytes.size()}, owner));
 }
 
 struct Bytes {
@@ -65,8 +73,9 @@ nb::object next(Capture& capture, uint64_t bytes_most) {
     case Capture::kWait: return nb::make_tuple("wait");
     case Capture::kPart:
       if (capture.object().spec().is_table)
-        return nb::make_tuple("rows", next.shard, next.rows, array_of(std::move(next.part.bytes)));
-      return nb::make_tuple("piece", next.shard, next.part.piece, next.part.at, array_of(std::move(next.part.bytes)));
+        return nb::make_tuple("rows", next.shard, next.rows, array_of(std::move(next.part.bytes), capture));
+      return nb::make_tuple("piece", next.shard, next.part.piece, next.part.at,
+                            array_of(std::move(next.part.bytes), capture));
     case Capture::kShard: break;
   }
   nb::list marks;
@@ -89,6 +98,9 @@ void bind_checkpoint(nb::module_& m) {
       .def_prop_ro(
           "aside_bytes", [](Shelf& shelf) { return shelf.server().captures().used(); },
           "What writers have set aside and nobody has taken yet.")
+      .def_prop_ro(
+          "aside_presses", [](Shelf& shelf) { return shelf.server().captures().presses(); },
+          "Whether so much is set aside that taking it comes before everything else.")
       .def(
           "objects",
           [](Shelf& shelf) {
@@ -257,6 +269,7 @@ void bind_checkpoint(nb::module_& m) {
            "shard "
            "(\"shard\", shard, version, count, made, rows, fingerprint, [(rank, incarnation, sequence, clock)]); "
            "(\"wait\",) while the rest has not reached the cut; None at the end.")
+      .def_prop_ro("aside_bytes", &Capture::set_aside, "What writers have set aside of it and nobody has taken yet.")
       .def_prop_ro("shards", &Capture::shards, "How many are here.");
 }
 

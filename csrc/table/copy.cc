@@ -116,11 +116,19 @@ void Table::capture_row(TableShard& s, uint64_t hash, uint32_t row) const {
 }
 
 void Table::capture(uint32_t shard, size_t most) {
+  constexpr size_t kAhead = 8, kPrefetchedBytes = 512;  // the processor finds the rest of a long row by itself
   TableShard& s = shards_[shard];
   std::vector<Index::Entry> found;
   const bool more = s.index.scan(s.capture->from, most, &found);
   for (size_t i = 0; i < found.size(); ++i) {
-    if (i + 8 < found.size()) __builtin_prefetch(weights(s, found[i + 8].row));
+    if (i + kAhead < found.size()) {
+      const uint32_t next = found[i + kAhead].row;
+      const auto* const from = reinterpret_cast<const std::byte*>(weights(s, next));
+      __builtin_prefetch(head(s, next));
+      if (layout_.vectors != 0) __builtin_prefetch(state(s, next));
+      for (size_t at = 0; at < std::min<size_t>(spec_.dim * sizeof(float), kPrefetchedBytes); at += 64)
+        __builtin_prefetch(from + at);
+    }
     keep(s, found[i].hash >> 8 | uint64_t{shard} << 56, found[i].row);
   }
   if (!found.empty()) s.capture->from = found.back().hash + 1;

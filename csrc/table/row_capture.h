@@ -31,6 +31,8 @@ class RowCapture {
     if (row < rows_) captured_[row / 64] |= uint64_t{1} << (row % 64);
   }
 
+  // Makes room for so many bytes in all, so that rows that follow do not move those that are there.
+  void expect(size_t bytes) { copied_.reserve(bytes); }
   // Makes room for one more row, of so many bytes.
   std::byte* add(size_t bytes) {
     copied_.resize(copied_.size() + bytes);

@@ -51,11 +51,24 @@ class Saving:
         """Until all of it is on disk. Whatever fails removes what was written."""
         try:
             waiting = list(self._captures)
+            asked = 0  # how many in a row had nothing
             while waiting:
-                still = [one for one in waiting if not self._drain(*one, progress)]
-                if still and len(still) == len(waiting) and self._cancelled.wait(_WAIT_SECONDS):
+                if self._cancelled.is_set():
                     raise CutOver("the checkpoint was given up")
-                waiting = still
+                one = self._next_of(waiting)
+                taken = one[1].next(_TAKEN_BYTES)
+                if taken is not None and taken[0] != "wait":
+                    asked = 0
+                    self._keep(one[0], taken, progress)
+                    continue
+                waiting.remove(one)
+                if taken is None:
+                    continue
+                waiting.append(one)
+                asked += 1
+                if asked >= len(waiting):
+                    asked = 0
+                    self._cancelled.wait(_WAIT_SECONDS)
             return self._files.finish()
         except BaseException:
             self._captures.clear()
@@ -68,27 +81,26 @@ class Saving:
         """write() raises CutOver soon."""
         self._cancelled.set()
 
-    def _drain(self, parts: Parts, capture: _core.Capture, progress: "Callable[[int], None] | None") -> bool:
-        """What can be had of an object now; whether that was all."""
-        while (taken := capture.next(_TAKEN_BYTES)) is not None:
-            if self._cancelled.is_set():
-                raise CutOver("the checkpoint was given up")
-            match taken:
-                case ("wait",):
-                    return False
-                case ("piece", shard, which, at, data):
-                    name, dtype = parts.arrays[which]
-                    self._files.add(parts.name, shard, {name: data.view(dtype)}, at // dtype.itemsize)
-                    self._count(data, progress)
-                case ("rows", shard, rows, data):
-                    self._files.add(parts.name, shard, parts.rows(data, rows))
-                    self._count(data, progress)
-                case ("shard", shard, version, count, made, rows, fingerprint, marks):
-                    for name, array in parts.empty(shard, rows).items():
-                        self._files.add(parts.name, shard, {name: array}, 0)
-                    records = [Record(*mark) for mark in marks]
-                    self._files.shard_done(parts.name, shard, Facts(version, count, rows, made, fingerprint, records))
-        return True
+    def _next_of(self, waiting: "list[tuple[Parts, _core.Capture]]") -> "tuple[Parts, _core.Capture]":
+        """One object after the other; but that of which most was set aside, if writers will soon want for room."""
+        if not self._shelf.aside_presses:
+            return waiting[0]
+        return max(waiting, key=lambda one: one[1].aside_bytes)
+
+    def _keep(self, parts: Parts, taken: "tuple[Any, ...]", progress: "Callable[[int], None] | None") -> None:
+        match taken:
+            case ("piece", shard, which, at, data):
+                name, dtype = parts.arrays[which]
+                self._files.add(parts.name, shard, {name: data.view(dtype)}, at // dtype.itemsize)
+                self._count(data, progress)
+            case ("rows", shard, rows, data):
+                self._files.add(parts.name, shard, parts.rows(data, rows))
+                self._count(data, progress)
+            case ("shard", shard, version, count, made, rows, fingerprint, marks):
+                for name, array in parts.empty(shard, rows).items():
+                    self._files.add(parts.name, shard, {name: array}, 0)
+                records = [Record(*mark) for mark in marks]
+                self._files.shard_done(parts.name, shard, Facts(version, count, rows, made, fingerprint, records))
 
     def _count(self, data: "np.ndarray[Any, Any]", progress: "Callable[[int], None] | None") -> None:
         self.bytes += data.nbytes

@@ -10,6 +10,8 @@ assembled. What was added belongs to the writer until then, and is not copied.
 import concurrent.futures
 import contextlib
 import dataclasses
+import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +47,7 @@ from windlass._errors import CorruptCheckpoint, InvalidArgument, StorageFailed
 _ALIGNMENT = 64  # of the numbers in a file
 _BLOCKS_AT_ONCE = 2  # being written, beside the one that is assembled
 _HEADER_BYTES_PER_ARRAY = 256  # beside its name; more than it takes
+_NICE = 10  # of threads that are held to a rate: they leave the processors to the training
 
 
 @dataclasses.dataclass
@@ -84,7 +87,9 @@ class ServerFiles:
         self._header_filled = 0
         self._blocks: list[FileRef | None] = []
         self._under_way: dict[concurrent.futures.Future[FileRef], int] = {}
-        self._writers = concurrent.futures.ThreadPoolExecutor(_BLOCKS_AT_ONCE, "windlass-checkpoint")
+        self._writers = concurrent.futures.ThreadPoolExecutor(
+            _BLOCKS_AT_ONCE, "windlass-checkpoint", initializer=None if self._pace is None else _step_back
+        )
         self.written_bytes = 0  #: in files that are complete
 
     def add(
@@ -218,6 +223,12 @@ class ServerFiles:
 
     def _wrong(self, object: str, shard: int, what: str) -> InvalidArgument:
         return InvalidArgument(f"checkpoint {self._place.id}: shard {shard} of {object!r}: {what}")
+
+
+def _step_back() -> None:
+    thread = threading.get_native_id()
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.setpriority(os.PRIO_PROCESS, thread, max(_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def block_parts(arrays: list[tuple[str, np.ndarray[Any, Any]]]) -> list[Any]:

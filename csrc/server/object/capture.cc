@@ -1,9 +1,15 @@
 #include "server/object/capture.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "base/strided.h"
 
 namespace windlass {
+namespace {
+
+constexpr uint64_t kCachedBytes = 128 << 10;
+
+}  // namespace
 
 Capture::~Capture() {
   for (const One& one : captures_) object_->end_capture(one.shard);
@@ -31,13 +37,19 @@ Status Capture::arm() {
 
 // The shard whose writers have set most aside, if that is much; else one after the other.
 Capture::One* Capture::choose() {
-  if (memory_->used() > limits::kCaptureBytesMax / 4) {
+  if (memory_->presses()) {
     const auto most = std::max_element(captures_.begin(), captures_.end(), [](const One& a, const One& b) {
       return a.capture->set_aside() < b.capture->set_aside();
     });
     if (most->capture->set_aside() > memory_->used() / 64) return &*most;
   }
   return &captures_[at_];
+}
+
+uint64_t Capture::set_aside() const {
+  uint64_t sum = 0;
+  for (const One& one : captures_) sum += one.capture->set_aside();
+  return sum;
 }
 
 Capture::Next Capture::next(uint64_t bytes_most) {
@@ -101,22 +113,25 @@ std::vector<uint64_t> Capture::arrays_of(const TableSpec& spec, uint64_t n) {
   return begins;
 }
 
-// Rows, each with all it has, become arrays.
+// Rows, each with all it has, become arrays; some at a time, which the cache keeps until all is done with them.
 void Capture::unzip(One* one, Next* next) const {
   const Table& table = *object_->table();
   const std::vector<std::byte> rows = std::move(next->part.bytes);
   const uint64_t row_bytes = table.copy_bytes(), n = rows.size() / row_bytes;
   next->rows = n;
   one->rows += n;
-  one->fingerprint += table.fingerprint_of_rows(rows.data(), n);
-  const std::vector<uint64_t> begins = arrays_of(table.spec(), n);
-  std::vector<std::byte> arrays(begins.back());
-  uint64_t from = 0;  // within a row
-  for (size_t a = 0; a + 1 < begins.size(); ++a) {
-    const uint64_t bytes = n != 0 ? (begins[a + 1] - begins[a]) / n : 0;
-    for (uint64_t i = 0; i < n; ++i)
-      std::memcpy(arrays.data() + begins[a] + i * bytes, rows.data() + i * row_bytes + from, bytes);
-    from += bytes;
+  const std::vector<uint64_t> begins = arrays_of(table.spec(), n), in_row = arrays_of(table.spec(), 1);
+  std::vector<std::byte> arrays = spares_->take(begins.back());
+  arrays.resize(begins.back());
+  const uint64_t most = std::max<uint64_t>(1, kCachedBytes / row_bytes);
+  for (uint64_t done = 0; done < n; done += most) {
+    const uint64_t some = std::min(most, n - done);
+    const std::byte* const from = rows.data() + done * row_bytes;
+    one->fingerprint += table.fingerprint_of_rows(from, some);
+    for (size_t a = 0; a + 1 < in_row.size(); ++a) {
+      const uint64_t bytes = in_row[a + 1] - in_row[a];
+      copy_strided(arrays.data() + begins[a] + done * bytes, bytes, from + in_row[a], row_bytes, bytes, some);
+    }
   }
   next->part.bytes = std::move(arrays);
 }

@@ -21,7 +21,7 @@ class Capture {
  public:
   // clock: under BSP, of the cut, which contains the updates before it.
   Capture(std::shared_ptr<ServedObject> object, uint64_t clock, CaptureMemory* memory)
-      : object_(std::move(object)), clock_(clock), memory_(memory) {}
+      : object_(std::move(object)), clock_(clock), memory_(memory), spares_(memory->spares()) {}
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
   ~Capture();
@@ -30,6 +30,10 @@ class Capture {
   Status arm();
 
   const ServedObject& object() const { return *object_; }
+  // What writers have set aside of it, in bytes.
+  uint64_t set_aside() const;
+  // Where the memory of parts goes that are no longer used.
+  const std::shared_ptr<SpareBuffers>& spares() const { return spares_; }
   uint32_t shards() const { return static_cast<uint32_t>(captures_.size()); }
 
   enum Kind : uint8_t {
@@ -66,6 +70,7 @@ class Capture {
   const std::shared_ptr<ServedObject> object_;
   const uint64_t clock_;
   CaptureMemory* const memory_;
+  const std::shared_ptr<SpareBuffers> spares_;
   std::vector<One> captures_;
   size_t at_ = 0;     // the shard that is being read
   size_t asked_ = 0;  // how many in a row had nothing

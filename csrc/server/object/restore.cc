@@ -1,10 +1,10 @@
 #include "server/object/restore.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
+#include "base/strided.h"
 #include "server/object/capture.h"
 
 namespace windlass {
@@ -63,8 +63,7 @@ Status restore_rows(ServedObject& object, uint32_t index, uint64_t rows,
     const uint64_t n = std::min(most, rows - done);
     for (size_t a = 0; a < arrays.size(); ++a) {
       const uint64_t one = begins[a + 1] - begins[a];
-      for (uint64_t i = 0; i < n; ++i)
-        std::memcpy(some.data() + i * row_bytes + begins[a], arrays[a].data() + (done + i) * one, one);
+      copy_strided(some.data() + begins[a], row_bytes, arrays[a].data() + done * one, one, one, n);
     }
     WL_RETURN_IF_ERROR(at_home(object, index, [&](Shard&) { return table.put(index, some.data(), n); }));
   }

@@ -85,6 +85,7 @@ bool ShardCapture::take(Shard& shard, uint64_t most, Part* part) {
 bool ShardCapture::take_rows(uint64_t most, Part* part) {
   Table& table = *object_.table();
   const uint64_t row = table.copy_bytes();
+  if (!rows_.scanned && rows_.bytes() < most) rows_.expect(most);
   while (!rows_.scanned && rows_.bytes() < most)
     table.capture(index_, std::clamp<uint64_t>((most - rows_.bytes()) / row, 1, limits::kScanRowsMax));
   *part = {0, 0, rows_.take()};
@@ -105,7 +106,8 @@ bool ShardCapture::take_piece(uint64_t most, Part* part) {
   if (piece_ == pieces.size()) return false;
   const uint64_t n = std::min(most, pieces[piece_].bytes - at_);
   const std::byte* const from = pieces[piece_].data + at_;
-  *part = {piece_, at_, std::vector<std::byte>(from, from + n)};
+  *part = {piece_, at_, spares_->take(n)};
+  part->bytes.assign(from, from + n);
   at_ += n;
   return true;
 }

@@ -11,9 +11,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "server/object/spare_buffers.h"
 #include "session/shard.h"
 #include "table/row_capture.h"
 
@@ -29,11 +32,23 @@ class CaptureMemory {
   void remove(uint64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
   bool full() const { return used_.load(std::memory_order_relaxed) >= bytes_max_.load(std::memory_order_relaxed); }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
+  uint64_t limit() const { return bytes_max_.load(std::memory_order_relaxed); }
   void set_limit(uint64_t bytes_max) { bytes_max_.store(bytes_max, std::memory_order_relaxed); }
+  // Whether so much is set aside that taking it comes before everything else.
+  bool presses() const { return used() > limit() / 4; }
+  // Shared by the captures that are under way, and gone after the last of them and its arrays.
+  std::shared_ptr<SpareBuffers> spares() {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<SpareBuffers> there = spares_.lock();
+    if (there == nullptr) spares_ = there = std::make_shared<SpareBuffers>();
+    return there;
+  }
 
  private:
   std::atomic<uint64_t> bytes_max_;
   std::atomic<uint64_t> used_{0};
+  std::mutex mutex_;
+  std::weak_ptr<SpareBuffers> spares_;
 };
 
 // A worker's pushes that a captured shard contains: the first `sequence` of them.
@@ -49,7 +64,7 @@ class ShardCapture {
   enum State : uint8_t { kWaits, kOpen, kDone };
 
   ShardCapture(ServedObject& object, uint32_t index, uint64_t clock, CaptureMemory* memory)
-      : object_(object), index_(index), clock_(clock), memory_(memory) {}
+      : object_(object), index_(index), clock_(clock), memory_(memory), spares_(memory->spares()) {}
   ShardCapture(const ShardCapture&) = delete;
   ShardCapture& operator=(const ShardCapture&) = delete;
   ~ShardCapture();
@@ -91,6 +106,7 @@ class ShardCapture {
   const uint32_t index_;
   const uint64_t clock_;
   CaptureMemory* const memory_;
+  const std::shared_ptr<SpareBuffers> spares_;
   State state_ = kWaits;
   uint64_t version_ = 0, count_ = 0, made_ = 0;
   std::vector<Watermark> watermarks_;
