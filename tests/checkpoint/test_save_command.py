@@ -1,9 +1,16 @@
 """`windlass checkpoint save` and what follows it, as an operator types it beside a training."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 
@@ -14,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 import windlass as wl
 from windlass._cli import app
+from windlass.launch import rundir
 from windlass.testing import LocalCluster
 
 
@@ -24,16 +32,17 @@ def windlass(*arguments: object, **environment: str) -> Result:
 class Training:
     """One worker that trains until it is told to stop."""
 
-    def __init__(self, folder: pathlib.Path | None) -> None:
-        settings = {} if folder is None else {"checkpoint_dir": folder}
-        self.local = LocalCluster(servers=2, **settings)
+    def __init__(self, folder: pathlib.Path | None, rows: int = 50, **settings: float) -> None:
+        place = {} if folder is None else {"checkpoint_dir": folder}
+        self.local = LocalCluster(servers=2, **place, **settings)
+        self._rows = rows
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._train)
 
     def __enter__(self) -> "Training":
         self.local.__enter__()
         self.cluster = self.local.connect(timeout=PATIENCE_S)
-        self.w = self.cluster.tensor("w", (50, 4), rule=wl.Adam(lr=0.1), sync="bsp")
+        self.w = self.cluster.tensor("w", (self._rows, 4), rule=wl.Adam(lr=0.1), sync="bsp")
         self.t = self.cluster.table("t", 4, rule=wl.RowAdagrad(lr=0.1), sync="bsp")
         self._thread.start()
         return self
@@ -41,7 +50,7 @@ class Training:
     def _train(self) -> None:
         while not self._stop.is_set():
             with self.cluster.step() as step:
-                step.push_pull(self.w, np.ones((50, 4), np.float32))
+                step.push_pull(self.w, np.ones((self._rows, 4), np.float32))
                 step.push(self.t, np.arange(30, dtype=np.uint64), np.ones((30, 4), np.float32))
 
     def __exit__(self, *_: object) -> None:
@@ -97,6 +106,53 @@ def test_it_must_be_said_which_cluster_is_meant(training: Training):
     done = training.save("best", address=False)
     assert done.exit_code == 2
     assert "name it with --run NAME or --address" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_run_is_found_by_its_name(
+    training: Training, folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    run = rundir.make(training.local.address, training.local.token.encode(), name="mnist", script="train.py")
+    try:
+        done = windlass("checkpoint", "save", "named", "--run", "mnist")
+        assert done.exit_code == 0, done.output
+        rows = json.loads(windlass("checkpoint", "ls", folder, "--json").stdout)
+        assert [row["state"] for row in rows if row["tag"] == "named"] == ["complete"]
+        other = windlass("checkpoint", "save", "--run", "other")
+        assert other.exit_code == 1
+        assert "'other'" in other.stderr
+        assert "'mnist'" in other.stderr
+    finally:
+        rundir.remove(run)
+
+
+def on_terminal(*arguments: str, **environment: str) -> tuple[int, str]:
+    """What a command draws on a terminal, and its exit code."""
+    ours, theirs = pty.openpty()
+    try:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+        command = [sys.executable, "-m", "windlass", *arguments]
+        env = {**os.environ, "TERM": "xterm", **environment}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=env)
+        os.close(theirs)
+        drawn = bytearray()
+        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+            while some := os.read(ours, 4096):
+                drawn += some
+        return process.wait(PATIENCE_S), re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", drawn.decode())
+    finally:
+        os.close(ours)
+
+
+def test_on_a_terminal_a_bar_shows_how_much_is_written(tmp_path: pathlib.Path):
+    with Training(tmp_path, rows=250_000, checkpoint_rate=4e6) as training:  # 12 MB by two servers
+        code, drawn = on_terminal(
+            "checkpoint", "save", "--address", training.local.address, WINDLASS_TOKEN=training.local.token
+        )
+    assert code == 0, drawn
+    assert re.search(r"clock \d+: [\d.]+ [kM]?B of about 12[.]?\d* MB", drawn), drawn
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in drawn
+    assert "is complete" in drawn.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", ["a/b", ".x", "", "x" * 129])
