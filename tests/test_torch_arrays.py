@@ -1,5 +1,7 @@
 """Torch out: where torch goes in, where torch's dtype is asked for, and everywhere with ``connect(arrays="torch")``."""
 
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -169,3 +171,11 @@ def test_without_torch_the_error_says_what_to_install() -> None:
             print(error)
     """)
     assert said == "connect: arrays=\"torch\" needs torch: pip install 'windlass[torch]'\n"
+
+
+def test_arrays_are_known_while_another_thread_is_importing_torch(monkeypatch: pytest.MonkeyPatch):
+    from windlass._objects import arrays
+
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # as far as it is by then
+    assert not arrays.is_torch([1.0])
+    assert not arrays.is_torch_dtype(np.dtype(np.float32))

@@ -55,14 +55,12 @@ def is_torch(x: object) -> bool:
     """Whether x is a torch tensor; never imports torch."""
     if type(x) is np.ndarray:
         return False
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    return isinstance(x, getattr(sys.modules.get("torch"), "Tensor", ()))  # another thread may just be importing it
 
 
 def is_torch_dtype(dtype: object) -> bool:
     """Whether it is one of torch's, such as torch.float32; never imports torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(dtype, torch.dtype)
+    return isinstance(dtype, getattr(sys.modules.get("torch"), "dtype", ()))
 
 
 def dtype_name(dtype: object) -> str:
