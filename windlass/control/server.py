@@ -38,6 +38,8 @@ class ServerMember:
         self._stop = stop
         self._settings = settings
         self._checkpoints: ServerCheckpoints | None = None
+        self._closing = threading.Event()
+        self._ending: threading.Thread | None = None
         join = m.Join(
             "server",
             new_incarnation(),
@@ -110,7 +112,8 @@ class ServerMember:
         """
         if self._settings.checkpoint_dir is None:
             return False
-        threading.Thread(target=self._end_when_saved, name="windlass-end", daemon=True).start()
+        self._ending = threading.Thread(target=self._end_when_saved, name="windlass-end", daemon=True)
+        self._ending.start()
         return True
 
     def _end_when_saved(self) -> None:
@@ -119,7 +122,8 @@ class ServerMember:
             going = self._checkpoints is not None and self._checkpoints.going
             if not going and waited > _ASKED_SECONDS:
                 break
-            time.sleep(_LOOK_SECONDS)
+            if self._closing.wait(_LOOK_SECONDS):
+                return
         self._stop(0)
 
     def _shelf(self) -> "ServerCheckpoints":
@@ -188,6 +192,9 @@ class ServerMember:
 
     def close(self) -> None:
         """Leaves."""
+        self._closing.set()
+        if self._ending is not None:
+            self._ending.join()
         if self._checkpoints is not None:
             self._checkpoints.close()
         self._member.close()

@@ -220,6 +220,12 @@ def _run_once(
             rundir.remove(folder)
 
 
+def _newest_in(status: dict[str, Any] | None) -> dict[str, str] | None:
+    """The ids of the newest checkpoints by app, in what the scheduler says; None: it says nothing."""
+    saves = {} if status is None else status.get("checkpoints") or {}
+    return None if status is None else {app: one["id"] for app, one in (saves.get("last") or {}).items()}
+
+
 def _lives(pid: int) -> bool:
     """Whether it is a process of this machine that runs."""
     try:
@@ -346,16 +352,16 @@ class _Launch:
         """Servers stay until what is being written is written; at SIGTERM one more checkpoint is taken first."""
         interrupted, self._interrupted = self._interrupted, None
         self._terminating = interrupted == signal.SIGTERM
-        asked = interrupted == signal.SIGTERM and bool(self._running("worker")) and self._ask_for_checkpoint()
+        asks = interrupted == signal.SIGTERM and bool(self._running("worker"))
+        before = _newest_in(self._status()) if asks else None
+        asked = asks and self._ask_for_checkpoint()
         deadline = time.monotonic() + (SAVE_SECONDS if interrupted is not None else _FOREVER_SECONDS)
-        before = None
         while time.monotonic() < deadline and self._interrupted is None and self._running("scheduler"):
-            status = self._status()
-            saves = {} if status is None else status.get("checkpoints") or {}
-            last = saves.get("last")
-            before = last if before is None else before
-            if not saves.get("going") and (not asked or last != before or saves.get("failed")):
-                break
+            if (status := self._status()) is not None:  # it may be too busy to answer
+                saves, newest = status.get("checkpoints") or {}, _newest_in(status)
+                before = newest if before is None else before
+                if not saves.get("going") and (not asked or newest != before or saves.get("failed")):
+                    break
             self._turn(_LOOK_SECONDS)
         self._interrupted = interrupted or self._interrupted
 
