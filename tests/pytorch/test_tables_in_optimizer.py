@@ -30,6 +30,19 @@ def loss_of(module: Any, step: int, rank: int = 0) -> torch.Tensor:
     return (module(batch) - goal).square().mean()
 
 
+@embedded
+@pytest.mark.parametrize("given", [lambda emb: emb, lambda emb: [emb], lambda emb: [{"tables": [emb]}]])
+def test_an_optimizer_is_of_the_cluster_of_its_tables_however_many_are_open(given: Any) -> None:
+    with wl.connect() as mine, wl.connect():
+        emb = Embedding("rows", 3, rule=wl.SGD(lr=1.0), init=wl.Zeros(), cluster=mine)
+        opt = ServerOptimizer(given(emb))
+        emb(torch.tensor([7])).sum().backward()
+        opt.step()
+        np.testing.assert_array_equal(mine.table("rows").pull([7]), [[-1] * 3])
+        with pytest.raises(wl.InvalidArgument, match=r"\d+ open clusters; say which one"):
+            ServerOptimizer([torch.nn.Parameter(torch.zeros(3))])
+
+
 @pytest.mark.parametrize(
     ("rule", "theirs"),
     [

@@ -22,7 +22,7 @@ from windlass.torch._ddp import watch_group
 from windlass.torch._exchange import Exchange, Late, Plain
 from windlass.torch._flat import Flat, Segment, check_parameter, pull_weights, put_weights
 from windlass.torch._overlap import BUCKET_BYTES, Overlap
-from windlass.torch._owned_tables import OwnedTables, table_modules
+from windlass.torch._owned_tables import OwnedTables, cluster_of, table_modules
 from windlass.torch._rules import groups_of, numbers_of, rule_of
 from windlass.torch._state import load_state, state_of
 
@@ -46,7 +46,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
     rule: what servers do with a gradient (not for an instance of torch.optim). A table's own counts more.
     sync: how tightly workers are coupled (default: what ``connect(sync=)`` or ``--sync`` says, else ``BSP()``).
     name: of its tensors on the servers. A second optimizer of a worker gets another name by itself.
-    cluster: ``connect()``'s; without it, the one that this process has, or a new one.
+    cluster: ``connect()``'s; without it, that of the table modules, or the one that this process has, or a new one.
     overlap: gradients leave while the backward pass goes on.
     delay: ``step()`` does not wait; the weights are up to so many steps old.
     clip_norm: gradients of this worker are scaled to this norm, as by torch.nn.utils.clip_grad_norm_; those of tables,
@@ -71,7 +71,8 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         clip_norm: float | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        self._cluster = default_cluster() if cluster is None else cluster
+        given = cluster_of(params) if cluster is None else cluster
+        self._cluster = default_cluster() if given is None else given
         self._name = _name_for(self._cluster, name)
         self._what = f"ServerOptimizer {self._name!r}"
         self._sync = parse_sync(sync, self._cluster._sync or BSP(), self._what)

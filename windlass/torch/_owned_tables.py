@@ -114,3 +114,14 @@ def table_modules(given: Any, what: str) -> list[TableModule]:
         if not isinstance(one, torch.nn.Module):
             raise InvalidArgument(f"{what}: 'tables' of a group are modules, not {type(one).__name__}")
     return [part for one in listed for part in modules_of(one)]
+
+
+def cluster_of(params: Any) -> "Cluster | None":
+    """The one cluster that the table modules in an optimizer's first argument were given; None: there is none."""
+    given: list[Any] = []
+    for one in params if isinstance(params, (list, tuple)) else [params]:
+        tables = one.get("tables", []) if isinstance(one, dict) else one
+        given += tables if isinstance(tables, (list, tuple)) else [tables]
+    modules = [part for one in given if isinstance(one, torch.nn.Module) for part in modules_of(one)]
+    named = {id(module._cluster): module._cluster for module in modules if module._cluster is not None}
+    return next(iter(named.values())) if len(named) == 1 else None
