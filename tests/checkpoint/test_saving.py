@@ -3,14 +3,20 @@
 import os
 import pathlib
 import threading
+import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import PATIENCE_S
 
 import windlass as wl
 from windlass import _core
 from windlass._checkpoint.folder import Folder
+from windlass._checkpoint.layout import FileRef
+from windlass._checkpoint.local import LocalStore
 from windlass._checkpoint.names import Place
 from windlass._checkpoint.saving import Saving
 from windlass._checkpoint.writer import ServerFiles
@@ -58,6 +64,58 @@ def test_what_was_set_aside_of_any_object_comes_first_once_it_takes_much_room(
         order = [one for at, one in enumerate(files.order) if at == 0 or files.order[at - 1] != one]
         assert order == (["first", "late", "first", "late"] if presses else ["first", "late"])
         assert shelf.aside_bytes == 0
+
+
+class SlowDisk(LocalStore):
+    """Has the numbers, but nothing of them is on the disk until it is told."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.told = threading.Event()
+        self.had = 0
+
+    def write(
+        self, path: str, name: str, parts: Any, pace: Any = None, taken: Callable[[], None] | None = None
+    ) -> FileRef:
+        def slow() -> None:
+            if taken is not None:
+                taken()
+                self.had += 1
+                assert self.told.wait(PATIENCE_S)
+
+        return super().write(path, name, parts, pace, slow)
+
+
+def test_blocks_that_the_system_has_take_no_memory_and_hold_up_nobody_until_there_are_many(
+    tmp_path: pathlib.Path,
+) -> None:
+    folder = Folder(tmp_path)
+    folder.store = disk = SlowDisk(str(tmp_path))
+    files = ServerFiles(folder, Place("a", 0, "0" * 16), 0, block_bytes=1 << 10)
+    arrays: list[weakref.ref[Any]] = []
+
+    def add() -> None:
+        array = np.ones(256, np.float32)
+        arrays.append(weakref.ref(array))
+        files.add("a/w", 0, {"weights": array})
+
+    for _ in range(7):
+        add()  # six blocks, and one that is assembled
+    until = time.monotonic() + PATIENCE_S
+    while disk.had < 6 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert disk.had == 6
+    while any(array() is not None for array in arrays[:6]) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [array() is None for array in arrays] == [True] * 6 + [False]
+    waiting = threading.Thread(target=add, daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    disk.told.set()
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    files.abort()
 
 
 def test_threads_that_write_at_a_rate_leave_the_processors_to_others_and_others_do_not(tmp_path: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -58,8 +58,18 @@ class Store(Protocol):
     def files(self, path: str) -> dict[str, Found]:
         """The files in a folder, without links and devices; likewise."""
 
-    def write(self, path: str, name: str, parts: Sequence[Any], pace: Pace | None = None) -> FileRef:
-        """A file of these buffers, one behind the other. It has its name once it is complete."""
+    def write(
+        self,
+        path: str,
+        name: str,
+        parts: Sequence[Any],
+        pace: Pace | None = None,
+        taken: Callable[[], None] | None = None,
+    ) -> FileRef:
+        """A file of these buffers, one behind the other. It has its name once it is complete.
+
+        taken: called when the buffers are no longer needed, which may be before the file is there to stay.
+        """
 
     def settle(self, path: str) -> None:
         """What was written to a folder is there after a loss of power, too."""

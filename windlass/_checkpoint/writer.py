@@ -3,8 +3,8 @@
     add(object, shard, arrays) ... -> a block in memory, by reference -> header, arrays -> the file
     shard_done(object, shard, facts)                    finish() -> the index
 
-A block is written when the next arrays do not fit, by a thread: while the disk is busy with one block, the next is
-assembled. What was added belongs to the writer until then, and is not copied.
+A block is written when the next arrays do not fit, by a thread: while the disk is busy with some blocks, the next is
+assembled. What was added belongs to the writer until the system has it, and is not copied.
 """
 
 import concurrent.futures
@@ -45,7 +45,8 @@ from windlass._checkpoint.store import Pace
 from windlass._errors import CorruptCheckpoint, InvalidArgument, StorageFailed
 
 _ALIGNMENT = 64  # of the numbers in a file
-_BLOCKS_AT_ONCE = 2  # being written, beside the one that is assembled
+_BLOCKS_AT_ONCE = 2  # in memory, being written, beside the one that is assembled
+_SYNCED_AT_ONCE = 4  # that the system has, and that are not on the disk yet
 _HEADER_BYTES_PER_ARRAY = 256  # beside its name; more than it takes
 _NICE = 10  # of threads that are held to a rate: they leave the processors to the training
 
@@ -87,8 +88,11 @@ class ServerFiles:
         self._header_filled = 0
         self._blocks: list[FileRef | None] = []
         self._under_way: dict[concurrent.futures.Future[FileRef], int] = {}
+        self._memory = threading.Semaphore(_BLOCKS_AT_ONCE)
         self._writers = concurrent.futures.ThreadPoolExecutor(
-            _BLOCKS_AT_ONCE, "windlass-checkpoint", initializer=None if self._pace is None else _step_back
+            _BLOCKS_AT_ONCE + _SYNCED_AT_ONCE,
+            "windlass-checkpoint",
+            initializer=None if self._pace is None else _step_back,
         )
         self.written_bytes = 0  #: in files that are complete
 
@@ -196,26 +200,46 @@ class ServerFiles:
             self._header_filled += len(full.encode()) + _HEADER_BYTES_PER_ARRAY
 
     def _write_block(self) -> None:
-        self._await(_BLOCKS_AT_ONCE - 1)
+        self._await(_BLOCKS_AT_ONCE + _SYNCED_AT_ONCE - 1)
+        self._memory.acquire()
         block, self._block, self._block_filled, self._header_filled = self._block, [], 0, 0
         number = len(self._blocks)
         self._blocks.append(None)
         parts = block_parts(block)
         name = block_name(self._server, number)
         try:
-            future = self._writers.submit(self._folder.store.write, self._place.path, name, parts, self._pace)
+            future = self._writers.submit(self._write_file, name, parts)
         except RuntimeError as error:
             if "interpreter shutdown" not in str(error):
                 raise
             # The process is ending: there are no threads to be had any more.
             future = concurrent.futures.Future()
-            future.set_result(self._folder.store.write(self._place.path, name, parts, self._pace))
+            future.set_result(self._write_file(name, parts))
         self._under_way[future] = number
+
+    def _write_file(self, name: str, parts: list[Any]) -> FileRef:
+        """Called from any thread. The next block may be written as soon as nobody needs the memory of this one."""
+        held = True
+
+        def taken() -> None:
+            nonlocal held
+            if held:
+                held = False
+                parts.clear()
+                self._memory.release()
+
+        try:
+            return self._folder.store.write(self._place.path, name, parts, self._pace, taken)
+        finally:
+            taken()
 
     def _await(self, most: int) -> None:
         """Until at most so many blocks are being written; the error of one that failed."""
-        while len(self._under_way) > most:
-            done, _ = concurrent.futures.wait(self._under_way, return_when=concurrent.futures.FIRST_COMPLETED)
+        while self._under_way:
+            wait_s = None if len(self._under_way) > most else 0
+            done, _ = concurrent.futures.wait(self._under_way, wait_s, concurrent.futures.FIRST_COMPLETED)
+            if not done:
+                return
             for future in done:
                 file = future.result()
                 self._blocks[self._under_way.pop(future)] = file
