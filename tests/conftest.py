@@ -41,7 +41,9 @@ TRANSPORTS = ["embedded", "tcp", "unix"]
 ONE_IN = 8  # of the cases of a function, over each kind of socket, unless all are asked for
 SLOW = ("test_demo.py", "test_bench_train.py", "test_cli.py", "test_compare.py", "sim", "fault", "launch", "wire")
 ALLOWING = re.compile(
-    r"tests/.*test_(functions|not_applied|user_rules|user_rule_options|user_rules_in_torch)\.py::.*\[(tcp|unix)"
+    r"tests/.*(test_(functions|not_applied|user_rules|user_rule_options|user_rules_in_torch)\.py::.*"
+    r"|::test_a_reader_calls_functions_that_read|::test_so_does_what_rules_of_ones_own_keep"
+    r"|::test_a_(torch_optimizer|rule_of_the_users)_comes_with_the_name)\[(tcp|unix)"
 )
 SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
