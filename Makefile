@@ -10,6 +10,7 @@ CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 RELEASE := build/release
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
+UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
@@ -30,13 +31,14 @@ $(VENV)/base: $(VENV)/tools
 	touch $@
 
 $(VENV)/built: $(VENV)/tools CMakeLists.txt $(CORE_SOURCES) $(PACKAGES) # an editable install knows packages by name
-	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
+	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) \
+	  --config-settings=cmake.define.WINDLASS_UNITY=$(strip $(UNITY)) --editable .
 	touch $@
 
 # pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
 define pytest
-	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
-	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone
+	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup --durations 20
+	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone --durations 5
 endef
 
 # stubgen(STUB, FILE): writes what the stub of a native module should be.

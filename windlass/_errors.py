@@ -30,8 +30,6 @@ A message says which object, what was expected and what was seen. The error of a
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from windlass import _core
 
 
@@ -64,6 +62,8 @@ class WindlassError(Exception):
     @property
     def not_applied(self) -> list[NotApplied]:
         """Of a push, or a step: what some shards refused, an entry per push. Empty where nothing is known of any."""
+        import numpy as np
+
         found = []
         for name, is_table, request, shards, places, keys in self._refused:
             at = np.frombuffer(places, np.uint64).astype(np.int64)

@@ -5,7 +5,7 @@
 #include "base/crc32c.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::chunk_test {
 
 TEST(a_chunks_header_is_checked_before_anything_is_believed) {
   Chunk chunk;
@@ -64,4 +64,4 @@ TEST(records_come_back_as_they_were_sent) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::chunk_test

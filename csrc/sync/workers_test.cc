@@ -6,7 +6,7 @@
 #include "base/limits.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::workers_test {
 namespace {
 
 using Members = std::vector<Workers::Member>;
@@ -236,4 +236,4 @@ TEST(pulls_and_waits_are_counted) {
   CHECK(s.waited_for.size() == 1 && s.waited_for.at(2) == 2);
 }
 
-}  // namespace windlass
+}  // namespace windlass::workers_test
