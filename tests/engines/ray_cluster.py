@@ -8,7 +8,7 @@ import time
 from windlass.testing import ray_nodes
 
 HERE = pathlib.Path(__file__).parent
-PATIENCE_S = 300.0
+GONE_S = 60.0  # for processes to be gone
 
 
 class Nodes(ray_nodes.Nodes):
@@ -28,7 +28,7 @@ class Nodes(ray_nodes.Nodes):
                 continue
         return "\n".join(found)
 
-    def until_nothing_is_left(self, seconds: float = PATIENCE_S) -> None:
+    def until_nothing_is_left(self, seconds: float = GONE_S) -> None:
         """Waits until no process of ours runs on the nodes."""
         deadline = time.monotonic() + seconds
         while left := self.ours():
@@ -42,7 +42,7 @@ class Seen:
 
     pid: int
     command: list[str]
-    environment: dict[str, str]
+    environment: dict[str, str] = dataclasses.field(repr=False)
     listens: list[str]  #: hexadecimal addresses and ports, as the kernel lists them
 
     @classmethod

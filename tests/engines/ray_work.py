@@ -5,6 +5,7 @@ import os
 import pathlib
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -88,21 +89,29 @@ def fail(message: str) -> str:
     return "done"
 
 
-def descend(folder: str, steps: int, kills: bool) -> tuple[str, int]:
-    """Trains under BSP; rank 0 kills a server in its first life, once there is a checkpoint."""
+def descend(folder: str, steps: int) -> tuple[str, int]:
+    """Trains under BSP. In its first life it kills a server, once there is a checkpoint."""
     cluster = wl.connect(timeout=PATIENCE_S)
-    w = cluster.tensor("w", (ELEMENTS,), rule=wl.Adam(lr=0.1), init=wl.Normal(std=1.0), sync="bsp")
     began = cluster.clock
-    while cluster.clock < steps:
-        if kills and cluster.rank == 0 and cluster.clock == steps // 2 and first(folder, "half"):
+
+    def disturb() -> None:
+        if cluster.clock == steps // 2 and first(folder, "half"):
             cluster.save("half").wait(PATIENCE_S)
-        if kills and cluster.rank == 0 and cluster.clock == steps * 3 // 4 and first(folder, "killed"):
+        if cluster.clock == steps * 3 // 4 and first(folder, "killed"):
             server = next(one for one in status()["members"] if one["role"] == "server")
             os.kill(server["pid"], signal.SIGKILL)
-        w.push_pull(np.random.default_rng(100 * cluster.clock + cluster.rank).normal(size=ELEMENTS).astype(np.float32))
+
+    return descended(cluster, steps, disturb), began
+
+
+def descended(cluster: wl.Cluster, steps: int, disturb: Callable[[], None] = lambda: None) -> str:
+    """What the weights are after so many steps: their fingerprint."""
+    w = cluster.tensor("w", (ELEMENTS,), rule=wl.Adam(lr=0.1), init=wl.Normal(std=1.0), sync="bsp")
+    while cluster.clock < steps:
+        disturb()
+        w.push_pull(np.random.default_rng(cluster.clock).normal(size=ELEMENTS).astype(np.float32))
         cluster.tick()
-    cluster.barrier(timeout=PATIENCE_S)
-    return w.fingerprint(), began
+    return w.fingerprint()
 
 
 def of_a_task(address: str, token: str, rank: int, world_size: int, app: str = "default") -> int:
@@ -112,20 +121,3 @@ def of_a_task(address: str, token: str, rank: int, world_size: int, app: str = "
         total.push(np.ones(16, np.int64)).wait()
         cluster.barrier(timeout=PATIENCE_S)
         return int(total.pull()[0])
-
-
-def wait_for(there: str) -> None:
-    """Says that it is there, and waits to be killed."""
-    wl.connect(timeout=PATIENCE_S)
-    made = pathlib.Path(there + ".part")
-    made.write_text(str(os.getpid()))
-    made.rename(there)
-    time.sleep(PATIENCE_S)
-
-
-def until_gone(pid: int) -> None:
-    """Waits for the end of a process."""
-    deadline = time.monotonic() + PATIENCE_S
-    while pathlib.Path(f"/proc/{pid}/cmdline").exists() and pathlib.Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline, f"process {pid} lives"
-        time.sleep(0.05)

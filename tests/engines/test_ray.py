@@ -3,10 +3,12 @@
 import concurrent.futures
 import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -162,13 +164,19 @@ def test_wrong_resources_are_an_error_that_says_what_is_missing(connected: None,
     assert "there is: 12 CPU" in str(caught.value)
 
 
-def test_resources_that_others_hold_are_said_to_be_used(connected: None):
-    with wl.ray.start(servers=2, resources_per_server={"CPU": 4}), pytest.raises(wl.Timeout, match="which others use"):
-        wl.ray.run(ray_work.leave_together, workers=6, start_timeout=1)
+class TestServersAlone:
+    """Servers that `wl.ray.start()` has started, for all of these tests."""
 
+    @pytest.fixture(scope="class")
+    def at(self, connected: None) -> Iterator[wl.ray.Servers]:
+        with wl.ray.start(servers=2, resources_per_server={"CPU": 4}) as at:
+            yield at
 
-def test_plain_tasks_use_servers_that_were_started_for_them(connected: None):
-    with wl.ray.start(servers=1) as at:
+    def test_resources_that_others_hold_are_said_to_be_used(self, at: wl.ray.Servers):
+        with pytest.raises(wl.Timeout, match="missing:  3 CPU, which others use"):
+            wl.ray.run(ray_work.leave_together, workers=6, start_timeout=0.3)
+
+    def test_plain_tasks_use_servers_that_were_started_for_them(self, at: wl.ray.Servers):
         task = ray.remote(num_cpus=1)(ray_work.of_a_task)
         assert ray.get([task.remote(at.address, at.token, rank, 2) for rank in range(2)]) == [2, 2]
         assert ray.get(task.remote(at.address, at.token, 0, 1, "later")) == 1  # whoever comes and goes
@@ -178,46 +186,20 @@ def test_plain_tasks_use_servers_that_were_started_for_them(connected: None):
 def test_a_server_that_dies_is_the_start_of_another_life_from_the_last_checkpoint(
     connected: None, tmp_path: pathlib.Path
 ):
-    ends = []
-    for kills in (False, True):
-        folder = tmp_path / str(kills)
-        folder.mkdir()
-        ends.append(
-            wl.ray.run(
-                ray_work.descend,
-                (str(folder), 16, kills),
-                servers=2,
-                workers=1,
-                checkpoint_dir=str(folder / "saved"),
-                failure_timeout=5,
-            )[0]
-        )
-    (undisturbed, began), (restarted, began_again) = ends
-    assert began == 0
-    assert began_again >= 8
-    assert restarted == undisturbed
-
-
-def test_nothing_is_left_when_the_driver_is_killed(nodes: Nodes, connected: None, tmp_path: pathlib.Path):
-    code = f"""
-        import windlass as wl, ray_work
-        wl.ray.run(ray_work.wait_for, ({str(tmp_path / "there")!r},), servers=2, workers=1)
-    """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=nodes.environment, cwd=tmp_path)
-    try:
-        ray_work.until(tmp_path / "there")
-        worker = int((tmp_path / "there").read_text())
-        roles = sorted(one.role for one in nodes.ours())
-        assert roles == ["scheduler", "server", "server"]
-    finally:
-        driver.kill()
-        driver.wait()
-    nodes.until_nothing_is_left()
-    ray_work.until_gone(worker)
+    ((restarted, began),) = wl.ray.run(
+        ray_work.descend,
+        (str(tmp_path), 16),
+        servers=2,
+        checkpoint_dir=str(tmp_path / "saved"),
+        failure_timeout=5,
+    )
+    with wl.connect(threads=2) as undisturbed:
+        assert restarted == ray_work.descended(undisturbed, 16)
+    assert began >= 8
 
 
 SCRIPT = """
-    import os, sys
+    import sys, time
     import numpy as np
     import windlass as wl
     import beside  # a module next to the script
@@ -227,6 +209,7 @@ SCRIPT = """
     cluster.barrier(timeout=300)
     print(f"rank {cluster.rank} of {cluster.world_size} has {w.pull()[0]:g}, {sys.argv[1:]}, {beside.SAYS}", flush=True)
     cluster.barrier(timeout=300)
+    time.sleep(300 if sys.argv[1:2] == ["stay"] else 0)
     sys.exit(3 if sys.argv[1:] == ["fail"] and cluster.rank == 1 else 0)
 """
 
@@ -249,15 +232,31 @@ def said_by(output: str) -> list[str]:
     )
 
 
-def test_a_script_runs_on_ray_by_the_same_command(nodes: Nodes, program: pathlib.Path):
-    command = [sys.executable, *RUN, "train.py", "--lr", "0.1", "--servers"]
-    done = subprocess.run(
-        command, env=nodes.environment, cwd=program, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert said_by(done.stdout + done.stderr) == [
-        (f"worker {rank}", f"rank {rank} of 2 has 2, ['--lr', '0.1', '--servers'], found") for rank in range(2)
-    ]
+def test_a_script_runs_on_ray_by_the_same_command_and_nothing_is_left_when_that_is_killed(
+    nodes: Nodes, program: pathlib.Path
+):
+    command = [sys.executable, *RUN, "train.py", "stay", "--lr", "0.1", "--servers"]
+    with tempfile.TemporaryFile() as output:
+        driver = subprocess.Popen(command, env=nodes.environment, cwd=program, stdout=output, stderr=subprocess.STDOUT)
+
+        def said() -> str:
+            return os.pread(output.fileno(), 1 << 20, 0).decode()
+
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(said_by(said())) < 2:
+                assert driver.poll() is None, said()
+                assert time.monotonic() < deadline, said()
+                time.sleep(0.05)
+            seen = nodes.ours()
+        finally:
+            driver.kill()
+            driver.wait()
+        assert said_by(said()) == [
+            (f"worker {rank}", f"rank {rank} of 2 has 2, ['stay', '--lr', '0.1', '--servers'], found")
+            for rank in range(2)
+        ]
+    assert sorted(one.role for one in seen) == ["", "", "scheduler", "server", "server"]
     nodes.until_nothing_is_left()
 
 
