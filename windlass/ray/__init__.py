@@ -9,7 +9,9 @@ docs/guide/engines.md says what happens when something fails.
 """
 
 import contextlib
+import difflib
 import logging
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -90,27 +92,30 @@ def run(
         checked(resources_per_server, "wl.ray.run: resources_per_server"),
         checked(resources_per_worker, "wl.ray.run: resources_per_worker"),
         strategy,
+        str(name or getattr(function, "__name__", "run")),
+        read_resume(resume),
         _say,
+        restarts,
         Work(function, tuple(args), dict(kwargs or {})),
-        log_dir=read.log_dir,
+        log_dir=None if read.log_dir is None else read.log_dir.absolute(),
     )
     init(ray)
-    called = str(name or getattr(function, "__name__", "run"))
-    return results_of(live(ray, job, called, read_resume(resume), restarts), job)
+    return results_of(live(ray, job), job)
 
 
 class Servers:
     """Servers and a scheduler on Ray; made by ``wl.ray.start()``. A context manager."""
 
-    def __init__(self, ray: Any, job: Job, name: str, resume: str | None) -> None:
+    def __init__(self, ray: Any, job: Job) -> None:
         self._job = job
         self._stack = contextlib.ExitStack()
+        self._open = True
         with contextlib.ExitStack() as stack:
             room: Room = stack.enter_context(room_for(ray, job))
-            self._services = Services(ray, job, room, resume)
+            self._services = Services(ray, job, room, job.resume)
             stack.callback(self._services.end)
             self._services.start()
-            stack.enter_context(noted(job, self.address, name))
+            stack.enter_context(noted(job, self.address))
             self._stack = stack.pop_all()
 
     @property
@@ -128,9 +133,11 @@ class Servers:
 
     def close(self) -> None:
         """Ends them. Idempotent."""
-        for line in self._services.early():
-            _log.error("wl.ray.start: %s", line)
-        self._stack.close()
+        stack, self._stack = self._stack, contextlib.ExitStack()
+        with stack:
+            for line in self._services.early() if self._open else []:
+                _log.error("wl.ray.start: %s", line)
+            self._open = False
 
     def __enter__(self) -> "Servers":
         return self
@@ -159,18 +166,31 @@ def start(
     ray = need("ray", "wl.ray.start")
     given = {"servers": servers, "checkpoint_dir": checkpoint_dir, "checkpoint_every": checkpoint_every}
     read = _settings("wl.ray.start", given | settings)
-    of_server = checked(resources_per_server, "wl.ray.start: resources_per_server")
-    job = Job("wl.ray.start", read, token_for(read), of_server, {}, strategy, _say, log_dir=read.log_dir)
+    job = Job(
+        "wl.ray.start",
+        read,
+        token_for(read),
+        checked(resources_per_server, "wl.ray.start: resources_per_server"),
+        {},
+        strategy,
+        name,
+        read_resume(resume),
+        _say,
+        log_dir=None if read.log_dir is None else read.log_dir.absolute(),
+    )
     init(ray)
-    return Servers(ray, job, name, read_resume(resume))
+    return Servers(ray, job)
 
 
 def _settings(who: str, given: dict[str, Any]) -> Settings:
     config = given.pop("config", None)
     for name in given:
         if name not in SETTINGS or name in _NOT_HERE:
-            raise InvalidArgument(f"{who}: there is no argument {name!r}")
-    return environment.with_whole_paths(load(given, config))
+            known = [setting for setting in SETTINGS if setting not in _NOT_HERE]
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InvalidArgument(f"{who}: there is no argument {name!r}{hint}")
+    return environment.with_whole_paths(load(given, None if config is None else pathlib.Path(config)))
 
 
 def _say(text: str) -> None:

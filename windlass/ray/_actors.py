@@ -149,7 +149,12 @@ class Process:
         if not self._child.read(self._verbose):
             asyncio.get_running_loop().remove_reader(self._child.output.fileno())
         elif (due := self._child.due_seconds) is not None:
-            asyncio.get_running_loop().call_later(due, self._child.pass_on_late)
+            asyncio.get_running_loop().call_later(due, self._pass_on_late)
+
+    def _pass_on_late(self) -> None:
+        """If it goes on, that was not what it ended with."""
+        if self._child is not None and self._child.code is None:
+            self._child.pass_on_late()
 
     def _reap(self) -> None:
         child, loop = self._child, asyncio.get_running_loop()

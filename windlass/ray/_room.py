@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from windlass._errors import InvalidArgument, Timeout
-from windlass.launch import STRATEGIES
 
 Resources = Mapping[str, float]
 _SAID_SECONDS = 5.0  # until a wait for room is explained
@@ -39,8 +38,6 @@ class Room:
     def __init__(
         self, ray: Any, servers: list[dict[str, float]], workers: list[dict[str, float]], strategy: str
     ) -> None:
-        if strategy not in STRATEGIES:
-            raise InvalidArgument(f"strategy: expected one of {', '.join(STRATEGIES)}, not {strategy!r}")
         from ray.util import placement_group
 
         self._ray = ray

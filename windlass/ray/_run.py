@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from windlass._errors import InvalidArgument, ServerLost
+from windlass._errors import ServerLost
 from windlass._settings import Settings, given_token
 from windlass.launch import rundir
 from windlass.launch.run import newest_checkpoint
@@ -36,10 +36,10 @@ def room_for(ray: Any, job: Job) -> Iterator[Room]:
 
 
 @contextlib.contextmanager
-def noted(job: Job, address: str, name: str) -> Iterator[None]:
+def noted(job: Job, address: str) -> Iterator[None]:
     """`windlass status` on this machine finds it by its name."""
-    script = job.script[0] if job.script else name
-    folder = rundir.make(address, job.token, name=rundir.free_name(name), script=script)
+    script = job.script[0] if job.script else job.name
+    folder = rundir.make(address, job.token, name=rundir.free_name(job.name), script=script)
     try:
         yield
     finally:
@@ -49,31 +49,27 @@ def noted(job: Job, address: str, name: str) -> Iterator[None]:
 def live(
     ray: Any,
     job: Job,
-    name: str,
-    resume: str | None,
-    restarts: int,
     *,
     interrupts: Interrupts | None = None,
     display: "Callable[[Life], Display] | None" = None,
 ) -> Life:
     """Its last life, which has ended."""
-    if job.settings.checkpoint_dir is None and resume is not None:
-        raise InvalidArgument(f"{job.who}: resume: there is no place to look for checkpoints; give checkpoint_dir")
     interrupts = Interrupts() if interrupts is None else interrupts
     work = None if job.work is None else ray.put(job.work)
     with room_for(ray, job) as room:
-        for attempt in range(restarts + 1):
+        resume = job.resume
+        for attempt in range(job.restarts + 1):
             life = Life(ray, job, room, resume, work)
             try:
-                with noted(job, life.begin(), name), interrupts.heard():
+                with noted(job, life.begin()), interrupts.heard():
                     life.wait(interrupts, None if display is None else display(life))
             finally:
                 life.end()
-            if life.lost is None or attempt == restarts or interrupts.first is not None:
+            if life.lost is None or attempt == job.restarts or interrupts.first is not None:
                 break
             resume = newest_checkpoint(job.settings) or resume
             where = "from the beginning: there is no checkpoint yet" if resume is None else "from the last checkpoint"
-            job.say(f"{life.lost}; restart {attempt + 1} of {restarts}, {where}")
+            job.say(f"{life.lost}; restart {attempt + 1} of {job.restarts}, {where}")
     return life
 
 

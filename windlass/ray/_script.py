@@ -42,8 +42,7 @@ def run_script(
 ) -> int:
     """The exit code, as that of `windlass run`."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when ray is imported: lines that differ in numbers would go
-    script = within(command[0])
-    settings = environment.with_whole_paths(settings)
+    script, settings = within(command[0]), environment.with_whole_paths(settings)
     job = Job(
         _WHO,
         settings,
@@ -51,7 +50,10 @@ def run_script(
         checked(resources_per_server, f"{_WHO}: --resources-per-server"),
         checked(resources_per_worker, f"{_WHO}: --resources-per-worker"),
         strategy,
+        script.stem if name is None else name,
+        resume,
         say,
+        restarts,
         script=[str(script), *command[1:]],
         near=str(script.parent),
         log_dir=None if settings.log_dir is None else settings.log_dir.absolute(),
@@ -64,12 +66,11 @@ def run_script(
     init(ray, runtime_env=runtime_env(os.environ), logging_level="WARNING")
     nodes = sum(node["Alive"] for node in ray.nodes())
     where = ray.get_runtime_context().gcs_address
-    name = script.stem if name is None else name
-    show(f"windlass run: {name!r} on Ray at {where}, {nodes} node{'' if nodes == 1 else 's'}", sys.stderr)
+    show(f"windlass run: {job.name!r} on Ray at {where}, {nodes} node{'' if nodes == 1 else 's'}", sys.stderr)
     interrupts = Interrupts()
     try:
         with interrupts.caught():
-            life = live(ray, job, name, resume, restarts, interrupts=interrupts, display=display_of(settings))
+            life = live(ray, job, interrupts=interrupts, display=display_of(settings))
     except KeyboardInterrupt:
         life = None
     finally:
@@ -126,7 +127,7 @@ def read_resources(text: str | None, option: str) -> dict[str, float] | None:
 
 def show_plan(job: Job) -> None:
     """What would be started, without Ray."""
-    print(f"scheduler   with server 0, takes nothing; {job.strategy}")
+    print(f"scheduler   beside server 0, takes nothing; {job.strategy}")
     for i in range(job.settings.servers):
         print(f"server {i:>3}  {said(job.of_server)}")
     for rank in range(job.workers):
