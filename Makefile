@@ -14,7 +14,7 @@ UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python test-s3 lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -69,6 +69,11 @@ test-all: setup ## all tests, each in its long form and with all its cases; hour
 test-s3: setup ## checkpoints on S3, against moto's server
 	test -e build/s3/moto || $(BIN)/pip install --quiet --disable-pip-version-check --target build/s3 s3fs moto flask flask-cors
 	PYTHONPATH=build/s3 $(BIN)/python -m pytest -q tests/checkpoint/test_s3.py
+
+# Apart from the others, for what Ray is made of. With LONG=1 in the long form.
+test-ray: setup ## on Ray, with two nodes on this machine
+	test -e build/ray/ray || $(PIP) --target build/ray 'ray[default]'
+	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested

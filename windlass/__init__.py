@@ -20,9 +20,9 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> _Any:
     """All names are imported when the first is used: servers and the scheduler begin without, in half the time.
-    ``windlass.torch`` is apart: torch is an extra."""
-    if name == "torch":
-        return _importlib.import_module("windlass.torch")
+    ``windlass.ray`` and ``windlass.torch`` are apart: they are extras."""
+    if name in ("ray", "torch"):
+        return _importlib.import_module(f"windlass.{name}")
     if name == "__all__" or not name.startswith("_"):
         public = _importlib.import_module("windlass._public")
         if name in ("__all__", *public.__all__, "types"):
@@ -32,4 +32,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__"), "torch", "types"})
+    return sorted({*globals(), *__getattr__("__all__"), "ray", "torch", "types"})

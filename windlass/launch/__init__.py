@@ -6,3 +6,6 @@ ENDING = "ending"  # a file in a run's folder, since its launcher ends what is l
 
 #: The exit code of a worker that ends because another one is lost, without which it could only wait: all must end.
 GROUP_LOST = 76
+
+#: How Ray places servers and workers, the usual one first.
+STRATEGIES = ("SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK")

@@ -1,6 +1,7 @@
 """The commands that start clusters and look at them."""
 
 import difflib
+import enum
 import functools
 import logging
 import os
@@ -13,6 +14,14 @@ import typer
 
 from windlass._errors import InvalidArgument, WindlassError
 from windlass._settings import SETTINGS, Settings, load
+from windlass.launch import STRATEGIES
+
+
+class Engine(enum.StrEnum):
+    """What starts the processes of a run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def _option(name: str, *flags: str) -> Any:
@@ -67,6 +76,12 @@ Transport = Annotated[str | None, _option("transport")]
 Workers = Annotated[str | None, _option("workers")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 PassThrough = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _resources(kind: str) -> Any:
+    """What Ray is to give each server or worker, as an option."""
+    text = f"With --on ray: what each {kind} is to have, such as CPU=4,GPU=1. Default: CPU=1."
+    return typer.Option(metavar="amounts", help=text, show_default=False)
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -196,6 +211,13 @@ def run(
             min=0, metavar="count", help="How often to start again from the last checkpoint when a server is lost."
         ),
     ] = 3,
+    on: Annotated[Engine, typer.Option(help="Where its processes run.")] = Engine.LOCAL,
+    resources_per_worker: Annotated[str | None, _resources("worker")] = None,
+    resources_per_server: Annotated[str | None, _resources("server")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(STRATEGIES), help="How Ray places them. Default: SPREAD.", show_default=False),
+    ] = None,
     config: Config = None,
     name: Annotated[
         str | None, typer.Option(help="What others call this run. Default: the script's name.", show_default=False)
@@ -207,19 +229,29 @@ def run(
 ) -> None:
     """Starts a scheduler, servers and workers on this machine, each worker running the script.
 
-    What follows the script is passed on to it as it is.
+    What follows the script is passed on to it as it is. With --on ray they run on the nodes of a Ray cluster.
     """
-    from windlass.launch.run import run as run_all
-
     if script.startswith("-"):
         raise InvalidArgument(f"windlass run: there is no option {script}{_meant(context, script)}")
     shown = None if progress is None else "on" if progress else "off"
     settings = settings_of({**locals(), "progress": shown})
     which = resumed(resume, resume_from)
     command = [script, *context.args]
-    raise typer.Exit(
-        run_all(settings, command, name=name, dry_run=dry_run, verbose=verbose, resume=which, restarts=restarts)
-    )
+    options: dict[str, Any] = {"name": name, "dry_run": dry_run, "verbose": verbose, "resume": which}
+    if on == Engine.RAY:
+        from windlass.ray._script import read_resources, run_script
+
+        options["resources_per_worker"] = read_resources(resources_per_worker, "--resources-per-worker")
+        options["resources_per_server"] = read_resources(resources_per_server, "--resources-per-server")
+        raise typer.Exit(
+            run_script(settings, command, strategy=strategy or STRATEGIES[0], restarts=restarts, **options)
+        )
+    for option in ("resources_per_worker", "resources_per_server", "strategy"):
+        if locals()[option] is not None:
+            raise InvalidArgument(f"--{option.replace('_', '-')} is for --on ray")
+    from windlass.launch.run import run as run_all
+
+    raise typer.Exit(run_all(settings, command, restarts=restarts, **options))
 
 
 def resumed(resume: bool, resume_from: str | None) -> str | None:
