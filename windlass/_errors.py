@@ -8,6 +8,7 @@ WindlassError
 │   └── Deleted                         an object that somebody has deleted since it was opened
 ├── Closed                              the cluster has been closed
 ├── Timeout (TimeoutError)              the caller's time was up first
+├── RankTaken (ValueError)              a rank, or a server's number, that another process has
 ├── BufferInUse                         a registered array that an earlier request still has
 ├── ResourceExhausted (MemoryError)     a limit on memory or count was reached
 ├── NonFinite (ValueError)              NaN or infinity where reject_nonfinite=True
@@ -110,6 +111,11 @@ class Closed(WindlassError):
 
 class Timeout(WindlassError, TimeoutError):
     """The caller's time was up first. A push goes on; its future can be waited for again."""
+
+
+class RankTaken(WindlassError, ValueError):
+    """A rank, or a server's number, that another process has. Joining has tried again for long enough that one which
+    had died would have been noticed."""
 
 
 class BufferInUse(WindlassError):

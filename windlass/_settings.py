@@ -66,7 +66,7 @@ SETTINGS: dict[str, Setting] = {
     "no_token": Setting("flag", False, "Do without a token, on loopback: everybody on this machine gets in."),
     "failure_timeout": Setting("seconds", 10.0, "Silence after which a member is dead.", least=0.1),
     "start_timeout": Setting("seconds", 60.0, "How long to wait until all have come.", least=0.1),
-    "linger": Setting("flag", False, "Stay when all workers have left."),
+    "linger": Setting("flag", False, "Stay when all workers have left; a server also without a scheduler."),
     "threads": Setting("count", None, "Threads of a server that work. Default: the cores that it may use.", least=1),
     "memory_bytes_max": Setting(
         "bytes",
@@ -123,6 +123,7 @@ OTHER_VARIABLES = {
     "WINDLASS_BREAK",
     "WINDLASS_STOP",
     "WINDLASS_CACHE",
+    "WINDLASS_TASKS",  # of an engine that are workers: to the processes that `windlass join` starts
     "WINDLASS_RESUME",  # "newest", or which checkpoint of app WINDLASS_APP the scheduler begins with
 }
 #: What Kubernetes puts into every container of a namespace for a Service whose name begins with "windlass".

@@ -24,7 +24,7 @@ STATS = [("default", 10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)]
 class FakeHost:
     """Stands in for the native host: notes what it is told."""
 
-    memory_bytes = sessions = 0
+    memory_bytes = sessions = lanes = 0
     traffic = (0, 0, 0)
     quotas_used: dict[str, int] = {}
 

@@ -82,8 +82,8 @@ def test_one_app_that_cannot_start_does_not_end_another():
         ({"world_size": 1, "rank": 0}, "InvalidArgument", "app 'default' has 2 workers, not world_size=1"),
         ({"world_size": 3, "rank": 3}, "InvalidArgument", "rank 3 is not in a world of 3 (app 'default')"),
         ({"world_size": 2, "rank": 2}, "InvalidArgument", "rank 2 is not in a world of 2 (app 'default')"),
-        ({"world_size": 2, "rank": 1}, "InvalidArgument", "rank 1 is taken, by worker 1 of app 'default'"),
-        ({"world_size": 2}, "InvalidArgument", "rank 2 is not in a world of 2"),
+        ({"world_size": 2, "rank": 1}, "RankTaken", "rank 1 is taken, by worker 1 of app 'default'"),
+        ({"world_size": 2}, "RankTaken", "each of the 2 ranks of app 'default' is taken, by worker 0 of app 'default'"),
         ({"world_size": 0}, "InvalidArgument", "world_size must be between 1 and 1048576, not 0"),
         ({"app": "a/b"}, "InvalidArgument", "app must be 1 to 256 bytes of printable text without '/', not 'a/b'"),
         ({"app": ""}, "InvalidArgument", "app must be 1 to 256 bytes"),
@@ -98,6 +98,15 @@ def test_a_worker_that_does_not_fit_is_refused_with_the_reason(fields: dict, err
     assert brain.state.apps["default"].world_size == 2
 
 
+def test_a_rank_that_is_taken_may_be_tried_again_until_a_dead_worker_would_have_been_noticed():
+    brain = started(failure_timeout=7.0)
+    refused = brain.join("worker", 300, rank=1, world_size=2)
+    assert (refused.error, refused.retry_seconds) == ("RankTaken", 8.0)
+    assert brain.join("worker", 300, app="a/b").retry_seconds == 0.0
+    brain.die(201)
+    assert brain.join("worker", 300, rank=1, world_size=2) is None
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_size: int):
     brain = Brain()
@@ -110,7 +119,10 @@ def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_s
 def test_servers_beyond_those_expected_are_refused():
     brain = started()
     assert brain.join("server", 300).why == "servers 0 to 1 are all that is expected, and have come"
-    assert "there is a server 1 already" in brain.join("server", 301, rank=1).why
+    refused = brain.join("server", 301, rank=1)
+    assert (refused.error, refused.retry_seconds) == ("RankTaken", 11.0)
+    assert "server number 1 is taken, by server 1 (process 101 on h)" in refused.why
+    assert "server number 2: there is no such number; expected are 0 to 1" in brain.join("server", 302, rank=2).why
     assert "must say at which address" in Brain().join("server", 1, addresses=[]).why
     waiting = Brain()
     waiting.servers(1)

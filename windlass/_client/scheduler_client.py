@@ -84,6 +84,7 @@ class Attendance:
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self.places: Places | None = None  # the cluster's, once there is one
         self.loss_heard: list[Callable[[m.View, m.View], None]] = []  # what to call when a worker is lost
+        self.also_closed: list[Callable[[], None]] = []  # what to call when this membership has ended
         self._barrier = 1  # the number of the next one
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
@@ -273,6 +274,8 @@ class Attendance:
         if self.links is not None:
             self.links.set_catalogue(None)  # it refers to us: a cycle that the collector would not find
             self.links = self.dialer = self.session = None
+        for close in self.also_closed:
+            close()
 
 
 def join(

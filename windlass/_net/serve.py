@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from windlass._net.handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malform
 from windlass._net.move import Arrivals, refusal
 from windlass._net.move import Host as MovingHost
 from windlass._rules.sync import OVERDUE_SECONDS
+from windlass.launch import is_echo
 
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
@@ -269,11 +271,13 @@ def told_by_signal(stop: asyncio.Event, stays: Callable[[], bool] | None = None)
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    asked = False
+    asked: float | None = None
 
     def terminate() -> None:
         nonlocal asked
-        first, asked = not asked, True
+        if asked is not None and is_echo(asked):
+            return
+        first, asked = asked is None, time.monotonic()
         if not (first and stays is not None and stays()):
             stop.set()
 

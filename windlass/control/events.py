@@ -109,6 +109,7 @@ class End:
 
     failed: bool
     why: str
+    workers_lost: bool = False  #: nobody came in place of some that were lost, and the others were done without them
 
 
 @dataclasses.dataclass(frozen=True)

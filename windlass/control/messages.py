@@ -73,6 +73,7 @@ class Join(Message, frozen=True):
     version: U32 = VERSION
     on_worker_loss: OnWorkerLoss = "continue"  #: of workers; the same for all of an app
     home: Text = ""  #: where `pid` means this process: the same for all whom the scheduler's kernel can tell it of
+    tasks: U32 = 0  #: of an operator that is a task of an engine: how many of them are workers, of which it is `rank`
 
 
 class Ready(Message, frozen=True):
@@ -171,6 +172,7 @@ class Stop(Question, frozen=True):
     """Ends the cluster."""
 
     why: Text = ""
+    failed: bool = False
 
 
 class LeaseTerms(Message, frozen=True):
@@ -332,6 +334,7 @@ class Welcome(Message, frozen=True):
     places: Places = {}  #: where its static splits go on
     places_why: str = ""  #: why they begin their epochs again, if they do
     saves: bool = False  #: there is a place for checkpoints
+    linger: bool = False  #: the cluster stays when nobody uses it
 
 
 class Refused(Message, frozen=True):
@@ -339,6 +342,7 @@ class Refused(Message, frozen=True):
 
     error: str  #: the name of a class in windlass._errors
     why: str
+    retry_seconds: float = 0.0  #: for how long it may be worth joining again, since the reason may go away
 
 
 class Waiting(Message, frozen=True):

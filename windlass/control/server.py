@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _JOIN_SECONDS = 3.0
 _ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
 _LOOK_SECONDS = 0.05
+_ORPHAN_LOOKS = 20  # in start_timeout
 _log = logging.getLogger("windlass")
 
 
@@ -68,6 +69,24 @@ class ServerMember:
         self._host.set_cluster(welcome.cluster)
         self._member.tell(m.Ready())
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
+        if not (self._settings.linger or welcome.linger):
+            self._end_when_alone(welcome.index)
+
+    def _end_when_alone(self, number: int) -> None:
+        """Without a scheduler for start_timeout, and without a client: nobody would ever end this server."""
+        patience = self._settings.start_timeout
+        alone = away = 0.0  # for how long
+        last = time.monotonic()
+        while not self._closing.wait(patience / _ORPHAN_LOOKS):
+            now = time.monotonic()
+            passed, last = min(now - last, patience / 4), now  # if it was we who slept, it may come yet
+            away = away + passed if self._member.away else 0.0
+            alone = alone + passed if self._host.lanes == 0 else 0.0
+            if away >= patience and alone >= min(patience, self._settings.failure_timeout):
+                away_for = f"its scheduler at {self._member.address} has been away for {patience:g} s"
+                _log.error("server %d ends: %s and no worker is connected (it stays with --linger)", number, away_for)
+                self._stop(1)
+                return
 
     def _heard(self, message: m.Message) -> None:
         match message:

@@ -67,9 +67,11 @@ class State:
         self.servers: dict[int, int] = {}  # incarnations, by number
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
         self.shards_lost = 0  # with them
+        self._tasks_over: set[int] = set()  # of an engine: ranks of workers whose task has ended
         self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
         self._lost_reports: list[m.Report] = []  # what they counted has happened
-        self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
+        self.given_up: dict[str, str] = {}  # apps that waited in vain for a replacement: why
+        self.done_without: dict[str, str] = {}  # apps that were done without workers that were lost: which
         self.apps: dict[str, App] = {}
         self._done: dict[str, None] = {}  # apps that nobody uses any more, the oldest first
         self._views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
@@ -112,7 +114,7 @@ class State:
                     self._join(connection, join)
                 except Wrong as wrong:
                     self._free_if_unused(join.app)
-                    self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong))))
+                    self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong), wrong.retry_seconds)))
                     self._log("warning", f"refused a {join.role} (process {join.pid} on {join.host}): {wrong}")
             case Said(number, message) if number in self.members:
                 self._said(self.members[number], message)
@@ -213,6 +215,12 @@ class State:
             self._welcome(connection, known)
             self._catch_up(known)
             return
+        if join.tasks not in (0, self.terms.tasks):
+            raise Wrong(
+                "InvalidArgument",
+                f"this task expects {join.tasks} workers, the first one {self.terms.tasks}: all tasks must have the "
+                "same --servers",
+            )
         match join.role:
             case "server":
                 self._server_came(connection, join)
@@ -244,7 +252,7 @@ class State:
         if member.join.role == "worker" and not self.apps[member.join.app].started:
             app = self.apps[member.join.app]
             welcome = self.resuming.tell(welcome, app.name, member.index, app.world_size)
-        return msgspec.structs.replace(welcome, saves=terms.saves)
+        return msgspec.structs.replace(welcome, saves=terms.saves, linger=terms.linger)
 
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
@@ -281,10 +289,13 @@ class State:
         index = next((i for i in wanted if i in expected and i not in self.servers and i not in self.lost), None)
         if index is None and join.rank is None:
             raise Wrong("InvalidArgument", f"servers 0 to {expected[-1]} are all that is expected, and have come")
+        if index is None and join.rank in self.servers:
+            raise self._taken(f"server number {join.rank}", self.servers[join.rank])
         if index is None:
-            raise Wrong(
-                "InvalidArgument", f"there is a server {join.rank} already, or none of servers 0 to {expected[-1]}"
+            lost = (
+                f"server {join.rank} is lost with what it held" if join.rank in self.lost else "there is no such number"
             )
+            raise Wrong("InvalidArgument", f"server number {join.rank}: {lost}; expected are 0 to {expected[-1]}")
         for other in self.servers.values():
             if self.members[other].join.addresses[0] == join.addresses[0]:
                 raise Wrong("InvalidArgument", f"{self.members[other].name} listens on {join.addresses[0]} already")
@@ -338,10 +349,12 @@ class State:
         rank = join.rank
         if rank is None:
             rank = app.free_rank()
+            if rank == join.world_size == len(app.workers):
+                raise self._taken(f"each of the {rank} ranks of app {app.name!r}", *app.workers.values())
         if rank >= join.world_size:
             raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {join.world_size} (app {app.name!r})")
         if rank in app.workers:
-            raise Wrong("InvalidArgument", f"rank {rank} is taken, by {self.members[app.workers[rank]].name}")
+            raise self._taken(f"rank {rank}", app.workers[rank])
         if grows:
             self._log("info", f"app {app.name!r} grows from {app.world_size} to {join.world_size} workers")
             app.world_size = join.world_size
@@ -354,6 +367,7 @@ class State:
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
             app.waited.discard(rank)
+            app.not_replaced.discard(rank)
             app.left.pop(rank, None)
             if first:
                 self._out.append(Timer(f"replace:{app.name}", None))
@@ -364,6 +378,12 @@ class State:
             if first:
                 self._out.append(Timer(f"start:{app.name}", self.terms.start_timeout))
             self._start_if_complete(app)
+
+    def _taken(self, what: str, *by: int) -> Wrong:
+        """Whoever has it may be dead without our knowing it yet: a restarter can be quicker than failure_timeout."""
+        names = [self.members[number].name for number in by[:NAMED_MAX]]
+        more = f" and {len(by) - NAMED_MAX} more" if len(by) > NAMED_MAX else ""
+        return Wrong("RankTaken", f"{what} is taken, by {', '.join(names)}{more}", self.terms.failure_timeout + 1.0)
 
     def _reader_came(self, connection: int, join: m.Join) -> None:
         app = self._app(join)
@@ -430,7 +450,9 @@ class State:
         app.first_view = app.view + 1
         app.left.clear()
         app.lost = 0
+        app.not_replaced.clear()
         self.given_up.pop(app.name, None)
+        self.done_without.pop(app.name, None)
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
         self._log("info", f"app {app.name!r} starts: {workers} worker(s) on {servers} server(s)")
@@ -557,7 +579,18 @@ class State:
                 self._worker_gone(self.apps[member.join.app], member, lost)
             case "reader":
                 del self.apps[member.join.app].readers[number]
+            case "operator" if member.join.tasks and member.join.rank is not None:
+                self._tasks_over.add(member.join.rank)
+                for app in list(self.apps.values()) if self._no_more_tasks else []:
+                    self._give_up_waiting(app.name)
         self._free_if_unused(member.join.app)
+        if self._no_more_tasks and not self.ended:
+            self._end_if_done()
+
+    @property
+    def _no_more_tasks(self) -> bool:
+        """Whether no worker can come any more."""
+        return 0 < self.terms.tasks == len(self._tasks_over)
 
     def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
         del app.workers[member.index]
@@ -570,6 +603,8 @@ class State:
             return
         app.left[member.index] = member.report
         app.lost += lost
+        if lost:
+            app.not_replaced.add(member.index)
         if lost and app.on_worker_loss == "wait":
             app.waited.add(member.index)
             self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
@@ -580,15 +615,16 @@ class State:
         self._next_view(app)
         self.saves.ask_again(app)
         if not app.workers:
-            self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
+            seconds = 0.0 if self._no_more_tasks else self.terms.start_timeout
+            self._out.append(Timer(f"replace:{app.name}", seconds))
 
     def _give_up_waiting(self, name: str) -> None:
         """All workers were lost, and nobody has come in their place."""
         app = self.apps.get(name)
         if app is None or app.workers or not app.waited:
             return
-        seconds = f"{self.terms.start_timeout:g} s"
-        why = f"app {name!r} was lost: nobody came within {seconds} in place of {named(app.waited)}"
+        within = "" if self._no_more_tasks else f" within {self.terms.start_timeout:g} s"
+        why = f"app {name!r} was lost: nobody came{within} in place of {named(app.waited)}"
         self._log("error", why)
         self.given_up[name] = why
         app.waited.clear()
@@ -597,6 +633,9 @@ class State:
 
     def _app_over(self, app: App) -> None:
         app.started = False
+        if app.not_replaced and app.name not in self.given_up:
+            ranks = named(app.not_replaced)
+            self.done_without[app.name] = f"app {app.name!r} was done without {ranks}, lost and not replaced"
         app.barrier = self.new_barrier()
         app.view += 1
         app.size_in_view = app.world_size
@@ -649,18 +688,20 @@ class State:
             self._out.append(Timer(f"due:{name}", self.terms.save_seconds))
 
     def _end_if_done(self) -> None:
-        if self.terms.linger or any(app.busy for app in self.apps.values()) or self.saves.going is not None:
+        if self.terms.linger or (self.terms.tasks and not self._no_more_tasks):
+            return
+        if any(app.busy for app in self.apps.values()) or self.saves.going is not None:
             return
         whys = list(self.given_up.values())
         if self.shards_lost:
             servers = ", ".join(map(str, sorted(self.lost)))
             whys.append(f"all workers have left, and {self.shards_lost} shards were lost with server {servers}")
-        self._end(failed=bool(whys), why="; ".join(whys) or "all workers have left")
+        self._end(failed=bool(whys), why="; ".join([*(whys or ["all workers have left"]), *self.done_without.values()]))
 
     def _end(self, *, failed: bool, why: str) -> None:
         self._log("info", f"the cluster ends: {why}")
         self._tell(self.members, m.Shutdown(why))
-        self._out.append(End(failed, why))
+        self._out.append(End(failed, why, bool(self.done_without)))
         self.ended = True
 
     # -- what members say --------------------------------------------------------------------------------------------
@@ -739,7 +780,7 @@ class State:
                 self.saves.asked(question, app, asker)
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
-                self._end(failed=False, why=why or "an operator asked for it")
+                self._end(failed=question.failed, why=why or "an operator asked for it")
 
     def _hold(self, member: Member) -> None:
         """A worker waits for a checkpoint before it ends."""

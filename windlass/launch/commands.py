@@ -126,6 +126,7 @@ def server(
     token_file: TokenFile = None,
     no_token: NoToken = None,
     start_timeout: StartTimeout = None,
+    linger: Linger = None,
     tls_ca: TlsCa = None,
     config: Config = None,
     exit_with_stdin: ExitWithStdin = False,

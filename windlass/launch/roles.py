@@ -17,7 +17,7 @@ from windlass._net.address import Address
 from windlass._net.serve import Stop, check_reach, serve
 from windlass._net.token import own_token_file
 from windlass._settings import Settings, every, load, token_of, uses_own_token, with_memory_cap
-from windlass.launch import CANNOT_BEGIN, rundir
+from windlass.launch import CANNOT_BEGIN, WORKERS_LOST, rundir
 from windlass.launch.log import set_up_log
 from windlass.launch.output import show
 
@@ -156,6 +156,7 @@ def run_scheduler(
         saves=settings.checkpoint_dir is not None,
         save_seconds=seconds,
         save_iterations=iterations,
+        tasks=int(os.environ.get("WINDLASS_TASKS") or 0),
     )
 
     def ready(bound: Address) -> None:
@@ -172,7 +173,7 @@ def run_scheduler(
         listen_fd=listen_fd,
         until_eof=until_eof,
     )
-    return 1 if end.failed else 0
+    return 1 if end.failed else WORKERS_LOST if end.workers_lost else 0
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:
