@@ -109,6 +109,7 @@ class End:
 
     failed: bool
     why: str
+    again: bool = False  #: before its work was done, and whoever starts all processes again may have it done
 
 
 @dataclasses.dataclass(frozen=True)

@@ -475,6 +475,7 @@ class Shutdown(Message, frozen=True):
     """The cluster ends."""
 
     why: str
+    unfinished: bool = False  #: before its work was done
 
 
 class Objects(Message, frozen=True):

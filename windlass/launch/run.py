@@ -42,6 +42,20 @@ _GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
 _FOREVER_SECONDS = 1e6
 REPLACEMENTS_MAX = 3  # of one rank
+#: Settings that servers and scheduler are given where somebody has set them, wherever they run.
+OF_ALL = (
+    "failure_timeout",
+    "start_timeout",
+    "threads",
+    "memory_bytes_max",
+    "staging_bytes_max",
+    "allow",
+    "function_seconds",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "checkpoint_rate",
+    "checkpoint_bytes_max",
+)
 _ASK_SECONDS = 1.0  # for the scheduler to answer
 _LOOK_SECONDS = 0.1  # between two questions
 _PROGRESS_SECONDS = 0.3  # for the scheduler to answer, while nobody passes on what workers print
@@ -81,25 +95,7 @@ def plan(
     if settings.config is not None:
         common["WINDLASS_CONFIG"] = str(settings.config.resolve())
     role = [sys.executable, "-m", "windlass.launch.roles"]
-    for_all = {
-        f"WINDLASS_{name.upper()}": str(settings[name])
-        for name in (
-            "failure_timeout",
-            "start_timeout",
-            "threads",
-            "memory_bytes_max",
-            "arena_bytes_max",
-            "staging_bytes_max",
-            "allow",
-            "function_seconds",
-            "checkpoint_dir",
-            "checkpoint_every",
-            "checkpoint_keep",
-            "checkpoint_rate",
-            "checkpoint_bytes_max",
-        )
-        if settings.sources[name] != "default"
-    }
+    for_all = settings.as_environment((*OF_ALL, "arena_bytes_max", "checkpoint_dir"))
     for_all["WINDLASS_LISTEN"] = "tcp://127.0.0.1:0"
     scheduler = {
         "WINDLASS_SERVERS": str(settings.servers),
