@@ -67,10 +67,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:
-    """``windlass.torch`` is imported when it is first used: torch is an extra."""
-    if name != "torch":
+    """``windlass.torch`` is imported when it is first used: torch is an extra; and so is ``windlass.data``."""
+    if name not in ("torch", "data"):
         raise AttributeError(f"module 'windlass' has no attribute {name!r}")
-    return _importlib.import_module("windlass.torch")
+    return _importlib.import_module(f"windlass.{name}")
 
 
 __all__ = [
