@@ -14,7 +14,7 @@ UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray test-kubernetes lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -74,6 +74,12 @@ test-s3: setup ## checkpoints on S3, against moto's server
 test-ray: setup ## on Ray, with two nodes on this machine
 	test -e build/ray/ray || $(PIP) --target build/ray 'ray[default]'
 	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
+
+# Apart from the others, too: nobody else needs these packages.
+test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' schemas and as processes; Dask
+	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
+	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
+	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested

@@ -20,8 +20,8 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> _Any:
     """All names are imported when the first is used: servers and the scheduler begin without, in half the time.
-    ``windlass.ray`` and ``windlass.torch`` are apart: they are extras."""
-    if name in ("ray", "torch"):
+    ``windlass.data`` is imported when it is first used, as are ``windlass.ray`` and ``windlass.torch``, which are extras."""
+    if name in ("data", "ray", "torch"):
         return _importlib.import_module(f"windlass.{name}")
     if name == "__all__" or not name.startswith("_"):
         public = _importlib.import_module("windlass._public")
@@ -32,4 +32,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__"), "ray", "torch", "types"})
+    return sorted({*globals(), *__getattr__("__all__"), "data", "ray", "torch", "types"})

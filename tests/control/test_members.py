@@ -17,7 +17,7 @@ import pytest
 from helpers import PATIENCE_S
 
 import windlass as wl
-from windlass._net.address import Address
+from windlass._net.address import Address, listen
 from windlass.control import messages as m
 from windlass.control.auth import bearer
 from windlass.control.member import Member, connect, new_incarnation
@@ -467,3 +467,17 @@ def test_a_server_whose_scheduler_never_comes_gives_up(tmp_path: object):
             assert "connect to" in server.output()
         finally:
             server.close()
+
+
+def test_members_are_refused_by_the_scheduler_of_another_cluster_at_the_same_address():
+    with LocalCluster(servers=1) as cluster, cluster.connect() as worker:
+        w = worker.tensor("w", 3, rule=wl.Sum())
+        cluster.scheduler.kill()
+        cluster.scheduler.close()
+        with listen(Address.parse(cluster.address), 16) as listener:
+            cluster.start_scheduler(listener.fileno())
+        assert cluster.servers[0].wait(PATIENCE_S) == 1
+        assert "this is cluster" in cluster.servers[0].output()
+        until(lambda: worker._attendance is not None and worker._attendance.over is not None, "it hears", PATIENCE_S)
+        with pytest.raises(wl.WindlassError, match="this is cluster"):
+            w.push_pull(np.ones(3, np.float32))

@@ -245,6 +245,32 @@ def test_a_dead_server_is_told_to_all_clients_and_keeps_its_number():
     assert brain.join("server", 400) is not None  # what it held is not with a new one
 
 
+def test_a_lost_server_ends_a_cluster_whose_processes_somebody_starts_again():
+    brain = started(on_server_loss="end")
+    brain.die(101)
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.again) == (True, True)
+    assert "server 1 (process 101 on h) was lost: killed" in brain.end.why
+    for member in (100, 200, 201):
+        assert brain.last(member, m.Shutdown).unfinished
+
+
+def test_members_are_told_whether_the_work_was_done():
+    done, told, nobody = started(), started(), Brain(servers=2, start_timeout=7.0)
+    for worker in (200, 201):
+        done.say(worker, m.Leave())
+    assert (done.end.failed, done.end.again) == (False, False)
+    assert not done.last(100, m.Shutdown).unfinished
+    told._note(told.state.stop("the scheduler was told to end"))
+    assert (told.end.failed, told.end.again) == (False, True)
+    assert told.last(100, m.Shutdown).unfinished
+    nobody.servers(2)
+    nobody.join("worker", 200, rank=0, world_size=2)
+    nobody.fire("start:default")
+    assert (nobody.end.failed, nobody.end.again) == (True, False)  # to start all again would not help
+    assert nobody.last(100, m.Shutdown).unfinished
+
+
 def test_a_server_that_dies_before_anything_started_can_be_replaced():
     brain = Brain(servers=2)
     brain.servers(2)

@@ -202,6 +202,10 @@ class Attendance:
                 over()
         if self._over is not None:
             self.saver.end(self._over)
+            from windlass._client import hold
+
+            if hold.is_due():  # nobody will take the checkpoint that it waits for
+                hold.over()
         if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
             recall()
         if isinstance(message, m.ShardMoved) and links is not None:

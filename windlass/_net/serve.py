@@ -27,7 +27,7 @@ from typing import Protocol
 from windlass._errors import InvalidArgument, Timeout
 from windlass._net.address import Address, bound_to, caused_by, peer_of, why
 from windlass._net.address import listen as listen_on
-from windlass._net.handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, receive, side_door
+from windlass._net.handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, Silent, receive, side_door
 from windlass._net.move import Arrivals, refusal
 from windlass._net.move import Host as MovingHost
 from windlass._rules.sync import OVERDUE_SECONDS
@@ -132,7 +132,8 @@ class Doorman:
             _log.info("handshake with %s: not done within %g s", peer, HANDSHAKE_SECONDS, extra=caused_by(peer))
             return
         except (Malformed, Denied, OSError) as error:
-            _log.info("handshake with %s: %s", peer, error, extra=caused_by(peer))
+            level = logging.DEBUG if isinstance(error, Silent) else logging.INFO
+            _log.log(level, "handshake with %s: %s", peer, error, extra=caused_by(peer))
             return
         try:
             if guest.role != SERVER:

@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from windlass import _core, _errors
 from windlass._errors import AccessDenied, Closed, ProtocolError, RankTaken, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address, Attempts, why
@@ -167,6 +169,8 @@ class Member:
             match first := m.read_scheduler(ws.receive(deadline)):
                 case m.Welcome():
                     self.welcome = first
+                    # From now on a scheduler of another cluster at the same address is to refuse us.
+                    self.join = msgspec.structs.replace(self.join, cluster=first.cluster)
                     ws.notice_silence(first.failure_timeout)
                     return ws
                 case m.Refused(error, text, retry_seconds):

@@ -479,6 +479,7 @@ class Shutdown(Message, frozen=True):
     """The cluster ends."""
 
     why: str
+    unfinished: bool = False  #: before its work was done
 
 
 class Objects(Message, frozen=True):

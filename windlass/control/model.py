@@ -21,6 +21,7 @@ class Terms:
     missing_seconds: float = 5.0  #: how often it is said who is missing
     linger: bool = False  #: stay when all workers have left
     tasks: int = 0  #: of an engine, one for each worker: the cluster stays until they are over. 0: nobody knows of any
+    on_server_loss: str = SETTINGS["on_server_loss"].default
     quotas: dict[str, int] = dataclasses.field(default_factory=dict)  #: bytes, by app
     saves: bool = False  #: there is a place for checkpoints
     save_seconds: float | None = None  #: between two checkpoints; neither: only when somebody asks

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from windlass import _core
-from windlass._errors import Closed, WindlassError
+from windlass._errors import Closed, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address
 from windlass._net.move import send_shard
 from windlass._net.serve import Stop
@@ -41,6 +41,7 @@ class ServerMember:
         self._checkpoints: ServerCheckpoints | None = None
         self._closing = threading.Event()
         self._ending: threading.Thread | None = None
+        self.finished = False  #: the cluster has done its work
         join = m.Join(
             "server",
             new_incarnation(),
@@ -64,7 +65,7 @@ class ServerMember:
             return
         except WindlassError as error:
             _log.error("server: %s", error)
-            self._stop(1)
+            self._stop(1 if isinstance(error, (ServerLost, Timeout)) else self._refused_code)
             return
         self._host.set_cluster(welcome.cluster)
         self._member.tell(m.Ready())
@@ -90,12 +91,13 @@ class ServerMember:
 
     def _heard(self, message: m.Message) -> None:
         match message:
-            case m.Shutdown(why):
+            case m.Shutdown(why, unfinished):
                 _log.info("server: the cluster ends: %s", why)
+                self.finished = not unfinished
                 self._stop(0)
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
-                self._stop(1)
+                self._stop(self._refused_code)
             case m.Quota(app, size):
                 self._host.set_quota(app, size)
             case m.View():
@@ -123,6 +125,11 @@ class ServerMember:
                 self._shelf().over(save, complete)
             case m.Load():
                 self._shelf().load(message)
+
+    @property
+    def _refused_code(self) -> int:
+        """Another cluster is there by now, or somebody has our number still: one that is started again may get in."""
+        return int(self._settings.unfinished_code) or 1
 
     def stays(self) -> bool:
         """At SIGTERM, which all processes may have got: whether it ends by itself, once a last checkpoint is written.

@@ -128,7 +128,7 @@ class State:
             case Fired("save"):
                 self.saves.late()
             case Fired("end"):
-                self._end(failed=False, why="the scheduler was told to end")
+                self._end(failed=False, why="the scheduler was told to end", again=True)
             case Fired(timer) if timer.startswith("hold:"):
                 self.saves.take_held(timer.removeprefix("hold:"))
             case Fired(timer) if timer.startswith("due:"):
@@ -144,7 +144,7 @@ class State:
     def stop(self, why: str) -> list[Action]:
         """Ends the cluster."""
         if not self.ended:
-            self._end(failed=False, why=why)
+            self._end(failed=False, why=why, again=True)
         return self._take()
 
     def terminate(self, seconds: float) -> list[Action]:
@@ -665,6 +665,8 @@ class State:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
+        if self.terms.on_server_loss == "end":
+            self._end(failed=True, why=f"{member.name} was lost: {why}", again=True)
 
     def _save_due(self, name: str) -> None:
         if (app := self.apps.get(name)) is not None and app.started:
@@ -698,10 +700,10 @@ class State:
             whys.append(f"all workers have left, and {self.shards_lost} shards were lost with server {servers}")
         self._end(failed=bool(whys), why="; ".join([*(whys or ["all workers have left"]), *self.done_without.values()]))
 
-    def _end(self, *, failed: bool, why: str) -> None:
+    def _end(self, *, failed: bool, why: str, again: bool = False) -> None:
         self._log("info", f"the cluster ends: {why}")
-        self._tell(self.members, m.Shutdown(why))
-        self._out.append(End(failed, why, bool(self.done_without)))
+        self._tell(self.members, m.Shutdown(why, failed or again))
+        self._out.append(End(failed, why, bool(self.done_without), again))
         self.ended = True
 
     # -- what members say --------------------------------------------------------------------------------------------

@@ -10,17 +10,15 @@ import pathlib
 
 from windlass._settings import Settings
 
-#: Of servers and the scheduler, where they are not the default.
-_OF_SERVICES = (
+#: Of servers and the scheduler where somebody has set them, wherever they run.
+OF_SERVICES = (
     "failure_timeout",
     "start_timeout",
     "threads",
     "memory_bytes_max",
-    "arena_bytes_max",
     "staging_bytes_max",
     "allow",
     "function_seconds",
-    "checkpoint_dir",
     "checkpoint_every",
     "checkpoint_keep",
     "checkpoint_rate",
@@ -42,8 +40,7 @@ def of_all(settings: Settings, address: str, cluster: int) -> dict[str, str]:
 
 def of_services(settings: Settings) -> dict[str, str]:
     """Of servers and the scheduler."""
-    given = (name for name in _OF_SERVICES if settings.sources[name] != "default")
-    return {f"WINDLASS_{name.upper()}": str(settings[name]) for name in given}
+    return settings.as_environment((*OF_SERVICES, "arena_bytes_max", "checkpoint_dir"))
 
 
 def of_scheduler(settings: Settings, resume: str | None) -> dict[str, str]:

@@ -120,7 +120,9 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
                 member.start()
             announce("server", told, settings)
 
-        return serve(listen, token, host, ready, until_eof, lambda: any(one.stays() for one in members))
+        code = serve(listen, token, host, ready, until_eof, lambda: any(one.stays() for one in members))
+        unfinished = any(not member.finished for member in members)
+        return settings.unfinished_code if unfinished and code == 0 else code
 
 
 def run_scheduler(
@@ -143,7 +145,8 @@ def run_scheduler(
         from windlass.control.manifests import Checkpoints
 
         which = resume or os.environ.get("WINDLASS_RESUME") or None
-        checkpoints = Checkpoints(settings.checkpoint_dir, settings.checkpoint_keep, which, settings.app)
+        since = _seconds_of("WINDLASS_RESUME_SINCE")
+        checkpoints = Checkpoints(settings.checkpoint_dir, settings.checkpoint_keep, which, settings.app, since)
     elif resume is not None or os.environ.get("WINDLASS_RESUME"):
         raise InvalidArgument("resume: there is no checkpoint_dir (--checkpoint-dir DIR)")
     terms = Terms(
@@ -152,6 +155,7 @@ def run_scheduler(
         settings.failure_timeout,
         settings.start_timeout,
         linger=settings.linger,
+        on_server_loss=settings.on_server_loss,
         quotas=settings.quotas,
         saves=settings.checkpoint_dir is not None,
         save_seconds=seconds,
@@ -173,7 +177,17 @@ def run_scheduler(
         listen_fd=listen_fd,
         until_eof=until_eof,
     )
+    if end.again and settings.unfinished_code:
+        return settings.unfinished_code
     return 1 if end.failed else WORKERS_LOST if end.workers_lost else 0
+
+
+def _seconds_of(variable: str) -> float | None:
+    text = os.environ.get(variable)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InvalidArgument(f"{variable}={text}: expected a number of seconds") from None
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:
