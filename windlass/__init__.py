@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> _Any:
     """All names are imported when the first is used: servers and the scheduler begin without, in half the time.
-    ``windlass.data`` is imported when it is first used, as are ``windlass.ray`` and ``windlass.torch``, which are extras."""
+    ``windlass.data`` is apart, and so are ``windlass.ray`` and ``windlass.torch``, which are extras."""
     if name in ("data", "ray", "torch"):
         return _importlib.import_module(f"windlass.{name}")
     if name == "__all__" or not name.startswith("_"):
