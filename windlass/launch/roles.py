@@ -178,7 +178,7 @@ def run_scheduler(
         until_eof=until_eof,
     )
     if end.again and settings.unfinished_code:
-        return settings.unfinished_code
+        return int(settings.unfinished_code)
     return 1 if end.failed else WORKERS_LOST if end.workers_lost else 0
 
 
