@@ -367,7 +367,7 @@ def test_a_move_of_an_object_that_is_deleted_is_over():
     assert (answer.number, answer.error) == (1, "ServerLost")
     assert "'default/w' was deleted" in answer.why
     brain.say(100, m.Moved(order.move))  # it had been carried out all the same
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     assert sum(brain.state.load_bytes.values()) == 0
 
 
@@ -402,7 +402,7 @@ def test_the_order_of_a_move_says_what_the_object_is():
 def test_a_move_of_an_object_that_is_given_up_is_over():
     brain, order = moving()
     brain.say(200, m.Forget(7, order.spec, order.object))
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     assert "'default/w' could not be made everywhere" in brain.last(900, m.Answer).why
     brain.join("server", 100, rank=0)  # its connection was broken: there is nothing to be ordered again
     brain.say(100, m.Moved(order.move))
@@ -422,7 +422,7 @@ def test_a_move_whose_source_dies_is_over():
     brain, order = moving()
     brain.die(100)
     assert brain.last(900, m.Answer) == m.Answer(order.move, "ServerLost", "server 0 is gone: killed")
-    assert not brain.state.moves
+    assert not brain.state.moves.going
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -435,7 +435,7 @@ def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: 
     brain.join("server", 100, rank=0)  # its connection was broken: it may not have heard
     assert [told for told in brain.told[100] if isinstance(told, m.MoveShard | m.CancelMove)] == [order, cancel, cancel]
     brain.say(100, m.Moved(order.move, "" if left else "it stays"))
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     answer = brain.last(900, m.Answer)
     assert (answer.error, answer.why) == ("ServerLost", "server 1 is gone: killed" if left else "it stays")
     assert brain.open(200).placed[0].runs[0] == ((0, 1, 2) if left else (0, 0, 1))
@@ -446,7 +446,7 @@ def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: 
 def test_only_the_owner_can_say_that_a_shard_has_moved():
     brain, order = moving()
     brain.say(101, m.Moved(order.move))
-    assert brain.state.moves
+    assert brain.state.moves.going
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from windlass import _core
 from windlass._client.cluster import Cluster
 from windlass._client.remote import Remote, Transport
@@ -80,11 +82,15 @@ class Attendance:
         self.reports = Reports()  # the cluster's, once there is one
         self.member = Member(at.address, at.token, join, self._heard, at.tls)
         self.member.report = self._report
+        self.member.again = self._say_barrier
+        self.member.returned = self._say_again
         self.saver = Saver()
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self.places: Places | None = None  # the cluster's, once there is one
         self.loss_heard: list[Callable[[m.View, m.View], None]] = []  # what to call when a worker is lost
         self._barrier = 1  # the number of the next one
+        self._reduced: m.Reduced | None = None  # what the last one gave
+        self.holds: m.Holds | None = None  # what was said when the process was told to end
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
         self._missing: list[str] = []
@@ -206,6 +212,19 @@ class Attendance:
         if isinstance(message, m.ShardMoved) and links is not None:
             links.moved(message.object, message.shard, message.server, message.term)
 
+    def _say_barrier(self, join: m.Join) -> m.Join:
+        """A scheduler that has begun again knows no barriers: that is for workers to say."""
+        if join.role != "worker":
+            return join
+        return msgspec.structs.replace(join, barrier=self._barrier, reduced=self._reduced)
+
+    def _say_again(self) -> None:
+        """What a scheduler that has begun again does not know of us."""
+        if self.places:
+            self.announce_split()
+        if self.holds is not None:
+            self.member.tell(self.holds)
+
     def announce_split(self) -> None:
         """Checkpoints ask this worker how far it has got."""
         self.member.tell(m.HasSplit())
@@ -264,7 +283,7 @@ class Attendance:
             if self.member.away:
                 raise
             answer = ask(lambda n: m.Arrive(n, number, False, numbers), what, _LAST_WORD_SECONDS)  # names the missing
-        self._barrier = number + 1
+        self._barrier, self._reduced = number + 1, answer.reduced
         return answer.reduced
 
     def close(self, *, failed: bool = False, timeout: float = math.inf) -> None:

@@ -115,6 +115,7 @@ class Object:
     form: str = ""  #: of a tensor: dtype and shape
     settled: str = ""  #: see Spec
     sync: str = ""
+    runs: list[m.Run] = dataclasses.field(default_factory=list)  #: where it was placed first
 
     @property
     def app(self) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _JOIN_SECONDS = 3.0
 _ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
+_AWAY_SECONDS = 10.0  # for a scheduler that has a journal to come back and decide
 _LOOK_SECONDS = 0.05
 _log = logging.getLogger("windlass")
 
@@ -40,6 +41,8 @@ class ServerMember:
         self._checkpoints: ServerCheckpoints | None = None
         self._closing = threading.Event()
         self._ending: threading.Thread | None = None
+        self._leaving = False  # since SIGTERM
+        self._retired = threading.Event()  # since we were told that it may be
         join = m.Join(
             "server",
             new_incarnation(),
@@ -49,6 +52,7 @@ class ServerMember:
         )
         self._member = Member(scheduler, token, join, self._heard, client_tls(settings.tls_ca))
         self._member.report = self._report
+        self._member.returned = self._say_ready
 
     def start(self) -> None:
         """Joins in the background: the server can be reached meanwhile, and lets nobody in who is of no cluster."""
@@ -66,14 +70,26 @@ class ServerMember:
             self._stop(1)
             return
         self._host.set_cluster(welcome.cluster)
-        self._member.tell(m.Ready())
+        self._say_ready()
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
+
+    def _say_ready(self) -> None:
+        """Again whenever we come back: it may not have been heard."""
+        self._member.tell(m.Ready())
+        if self._leaving:
+            self._member.tell(m.Leaving())
 
     def _heard(self, message: m.Message) -> None:
         match message:
             case m.Shutdown(why):
                 _log.info("server: the cluster ends: %s", why)
                 self._stop(0)
+            case m.Retire(why, drained):
+                _log.info("server: %s: %s", "everything has moved to others" if drained else "ends", why)
+                self._retired.set()
+                if drained:
+                    self._closing.set()
+                    self._stop(0)
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
                 self._stop(1)
@@ -106,21 +122,31 @@ class ServerMember:
                 self._shelf().load(message)
 
     def stays(self) -> bool:
-        """At SIGTERM, which all processes may have got: whether it ends by itself, once a last checkpoint is written.
-
-        Workers ask for that soon, or not at all.
-        """
-        if self._settings.checkpoint_dir is None:
+        """At SIGTERM: whether it ends by itself. If it alone was told to end, that is when others have all that it had;
+        if all were, when a last checkpoint is written, for which workers ask soon, or not at all."""
+        if self._member.away or not self._member.welcome.cluster:
+            return False
+        self._leaving = True
+        if not self._member.tell(m.Leaving()):
             return False
         self._ending = threading.Thread(target=self._end_when_saved, name="windlass-end", daemon=True)
         self._ending.start()
         return True
 
     def _end_when_saved(self) -> None:
+        """Once the scheduler has decided; or it is gone, too."""
+        begun = time.monotonic()
+        while not self._retired.wait(_LOOK_SECONDS):
+            if self._closing.is_set():
+                return
+            if not self._member.away:
+                begun = time.monotonic()
+            elif time.monotonic() - begun > (_AWAY_SECONDS if self._member.welcome.generation else _ASKED_SECONDS):
+                break
         begun = time.monotonic()
         while (waited := time.monotonic() - begun) < SAVE_SECONDS:
             going = self._checkpoints is not None and self._checkpoints.going
-            if not going and waited > _ASKED_SECONDS:
+            if self._settings.checkpoint_dir is None or (not going and waited > _ASKED_SECONDS):
                 break
             if self._closing.wait(_LOOK_SECONDS):
                 return
