@@ -39,6 +39,7 @@ _CLOSE_SECONDS = 2.0
 _FAREWELL_SECONDS = 10.0  # for the scheduler to take note of it
 _PATIENT_SECONDS = 30.0  # the same, of a worker whose scheduler is away and has a journal: it will come back
 _REPORT_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
 _log = logging.getLogger("windlass")
 
 
@@ -370,11 +371,12 @@ class Member:
             self.tell(self._farewell)
         if not self._threads or threading.current_thread() in self._threads:
             return  # the one that listens, or is about to, sees to the rest
-        patience = _FAREWELL_SECONDS
-        if self._is_patient and self._ws is None and not self._closed.is_set():
-            _log.warning("the scheduler at %s is away; waits for it to take note of the end", self.address)
-            patience = _PATIENT_SECONDS
-        self._threads[0].join(min(timeout, patience))
+        begun, patience = time.monotonic(), _FAREWELL_SECONDS
+        while self._threads[0].is_alive() and (left := begun + min(timeout, patience) - time.monotonic()) > 0:
+            self._threads[0].join(min(left, _LOOK_SECONDS))
+            if self._is_patient and self.away and patience < _PATIENT_SECONDS and not self._closed.is_set():
+                _log.warning("the scheduler at %s is away; waits for it to take note of the end", self.address)
+                patience = _PATIENT_SECONDS
         self._stop_beating()
         if (ws := self._ws) is not None:
             ws.close()
