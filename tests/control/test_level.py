@@ -139,7 +139,8 @@ def test_a_drain_goes_on_when_the_scheduler_has_begun_again():
     assert other.last(101, m.Retire).drained
     third = Brain(3, journal=dict(other.journal))
     assert list(third.state.retired) == [1]
-    assert third.join("server", 177) is not None, "its number is used up"
+    assert third.join("server", 177) is None
+    assert third.last(177, m.Welcome).index == 3, "its number is used up"
 
 
 def test_a_server_that_alone_is_told_to_end_is_drained():
@@ -180,3 +181,86 @@ def test_empty_tables_leave_too():
     while brain.state.level.drains:
         assert carry_out(brain)
     assert set(brain.state.objects[1].owners) == {1}
+
+
+def joined(brain: Brain, incarnation: int = 150) -> None:
+    assert brain.join("server", incarnation) is None
+
+
+def test_a_server_beyond_the_expected_ones_gets_the_next_number_and_shards_until_all_are_even():
+    brain = started(2, 1)
+    brain.open(200, size=1 << 22)
+    brain.join("reader", 300)
+    joined(brain)
+    assert brain.last(150, m.Welcome).index == 2
+    assert brain.last(150, m.View).workers == brain.last(100, m.View).workers, "it knows who trains"
+    assert [peer.index for peer in brain.last(200, m.Servers).servers] == [0, 1, 2]
+    for client in (200, 300):
+        assert not brain.state.moves.going, "nothing moves before all can follow"
+        brain.say(client, m.KnowsServers(3))
+    moves = 0
+    while brain.state.level.due:
+        done = carry_out(brain)
+        assert done, "it goes on"
+        moves += done
+    status = brain.state.level.status()
+    assert (status["even"], status["joins"]) == (True, False)
+    assert moves < len(brain.state.objects[1].owners)
+    brain.open(200, "default/new", size=1 << 22, number=4)
+    assert set(brain.state.objects[2].owners) == {0, 1, 2}
+
+
+def test_a_number_is_not_given_again():
+    brain = started(2, 1)
+    joined(brain)
+    brain.say(200, m.KnowsServers(3))
+    brain.die(150)
+    joined(brain, 151)
+    assert brain.last(151, m.Welcome).index == 3
+    refused = brain.join("server", 152, rank=2)
+    assert refused is not None
+    assert "gone for good" in refused.why
+    refused = brain.join("server", 153, rank=9)
+    assert refused is not None
+    assert "the next one has number 4" in refused.why
+    assert brain.join("server", 154, rank=4) is None
+
+
+def test_a_server_that_comes_early_takes_a_number_that_is_expected():
+    brain = Brain(2)
+    brain.servers(2)
+    joined(brain)
+    assert brain.last(150, m.Welcome).index == 2
+    brain.workers(1)
+    assert [peer.index for peer in brain.last(200, m.View).servers] == [0, 1, 2]
+    brain.open(200, size=1 << 22)
+    assert set(brain.state.objects[1].owners) == {0, 1, 2}
+
+
+def test_a_worker_that_joins_meanwhile_is_waited_for():
+    brain = started(2, 1)
+    brain.open(200, size=1 << 22)
+    joined(brain)
+    brain.join("worker", 201, rank=1, world_size=2)
+    brain.say(200, m.KnowsServers(3))
+    assert not brain.state.moves.going
+    brain.say(201, m.KnowsServers(3))
+    assert brain.state.moves.going
+
+
+def test_a_join_goes_on_when_the_scheduler_has_begun_again():
+    brain = started(2, 1)
+    brain.open(200, size=1 << 22)
+    joined(brain)
+    brain.say(200, m.KnowsServers(3))
+    carry_out(brain)
+    other = Brain(2, journal=dict(brain.journal))
+    for number in (100, 101, 150, 200):
+        other.come(brain.state.members[number].join)
+    other.say(200, m.KnowsServers(3))
+    while other.state.level.due:
+        assert carry_out(other)
+    assert other.state.level.status()["even"]
+    third = Brain(2, journal=dict(other.journal))
+    assert sorted(third.state.servers) == [0, 1, 2]
+    assert third.state.load_bytes == other.state.load_bytes

@@ -96,6 +96,7 @@ class Attendance:
         self._missing: list[str] = []
         self._loading_at = -math.inf  # when we heard last that servers load a checkpoint
         self._gone: dict[int, str] = {}
+        self._servers: list[str] = []  # addresses, lost ones included
         self._over: WindlassError | None = None
 
     def begin(self, deadline: float) -> None:
@@ -152,13 +153,14 @@ class Attendance:
     @property
     def servers(self) -> list[Address]:
         """Where the servers are, in the order of their numbers."""
-        return [Address.parse(peer.address) for peer in self.view.servers]
+        return [Address.parse(address) for address in self._servers]
 
     def link(self, links: _core.Links, dialer: Dialer) -> None:
         """Passes on what the scheduler says of servers, from now on."""
         with self._changed:
             self.links, self.dialer = links, dialer
             gone = dict(self._gone)
+        self._grow()
         for index, why in gone.items():
             links.lost(index, ERRORS.index(ServerLost), why)
 
@@ -174,6 +176,9 @@ class Attendance:
             match message:
                 case m.View():
                     self._view = message
+                    self._learn(message.servers)
+                case m.Servers(servers):
+                    self._learn(servers)
                 case m.Waiting(missing, loading):
                     self._missing = missing
                     if loading:
@@ -186,11 +191,13 @@ class Attendance:
                     self._over = self.member.ended or InternalError("refused")
             self._changed.notify_all()
             links = self.links
+        if isinstance(message, m.View | m.Servers):
+            self._grow()
         if isinstance(message, m.View) and before is not None and message.lost > before.lost:
             for heard in self.loss_heard:
                 heard(before, message)
         if self._over is not None and links is not None:  # we are no longer a member: all requests end
-            for index in range(len(self.view.servers)):
+            for index in range(len(self._servers)):
                 links.lost(index, ERRORS.index(type(self._over)), str(self._over))
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
@@ -220,10 +227,25 @@ class Attendance:
 
     def _say_again(self) -> None:
         """What a scheduler that has begun again does not know of us."""
+        self._grow()
         if self.places:
             self.announce_split()
         if self.holds is not None:
             self.member.tell(self.holds)
+
+    def _learn(self, servers: list[m.Peer]) -> None:
+        """With the lock: there may be more than before. Numbers are given once, so what is known stays."""
+        self._servers += [peer.address for peer in servers[len(self._servers) :]]
+
+    def _grow(self) -> None:
+        """Connections to servers that are new, and word of it: shards move there once everybody can follow."""
+        with self._changed:
+            links, dialer, servers = self.links, self.dialer, list(self._servers)
+        if links is None or dialer is None:
+            return
+        dialer.grow([Address.parse(address) for address in servers])
+        links.grow(servers)
+        self.member.tell(m.KnowsServers(len(servers)))
 
     def announce_split(self) -> None:
         """Checkpoints ask this worker how far it has got."""

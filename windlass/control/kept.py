@@ -45,6 +45,7 @@ class Cluster(_Row, frozen=True):
     next_move: int
     next_save: int
     given_up: dict[str, str]
+    levels: bool
 
 
 class _Known(_Row, frozen=True):
@@ -214,6 +215,7 @@ def _cluster(state: "State", key: str) -> Cluster:
         state.moves.next,
         state.saves.next,
         state.given_up,
+        state.level.due,
     )
 
 
@@ -221,6 +223,7 @@ def _put_cluster(state: "State", key: str, row: Cluster) -> None:
     state.ever_started, state.shards_lost, state.views_before = row.ever_started, row.shards_lost, row.views_before
     state.next_object, state.moves.next, state.saves.next = row.next_object, row.next_move, row.next_save
     state.given_up = dict(row.given_up)
+    state.level.due = row.levels
 
 
 def _members(state: "State") -> Iterable[str]:

@@ -1,6 +1,8 @@
-"""Servers that are drained, as the scheduler sees to them, and how even all are. Pure, like State, whose part it is.
+"""Servers that join and servers that are drained, as the scheduler sees to them. Pure, like State, whose part it is.
 
     Drain N, or N says Leaving ---> its shards move, two at a time ---> it has none: Retire ---> it ends, and is no loss
+
+    a server more ---> Servers to all clients ---> KnowsServers from all: shards move to it until bytes are even
 
 A server that got SIGTERM says that it is leaving. It is drained if that was meant for it alone: not if others leave as
 well, or workers hold for a last checkpoint. A move that fails is tried again in a moment, with another plan.
@@ -40,6 +42,7 @@ class Level:
         self._state = state
         self.drains: dict[int, Drain] = {}  #: by server
         self.leaving: set[int] = set()  #: servers that were told to end, and of which it is not decided
+        self.due = False  #: a server has joined, and it is not known that all are even
         self._steps: collections.deque[Step] = collections.deque()
         self._rests = False  # until the timer
         self._why = ""  # the last move failed
@@ -58,6 +61,25 @@ class Level:
         if (asker, question.number) not in askers:
             askers.append((asker, question.number))
         self.look()
+
+    def joined(self, server: int) -> None:
+        """One more than when training began."""
+        self._state.log("info", f"server {server} joins: shards move to it")
+        self._steps.clear()
+        self._set_due(True)
+        self.look()
+
+    def _set_due(self, due: bool) -> None:
+        if self.due != due:
+            self.due = due
+            self._state.note("cluster")
+
+    def _clients_know(self) -> bool:
+        """Whether whoever pushes and pulls can reach all servers: what it enters later, it enters there, too."""
+        state = self._state
+        count = len(state.server_peers())
+        clients = (member for member in state.members.values() if member.join.role in ("worker", "reader"))
+        return all(member.knows_servers >= count for member in clients)
 
     def _check(self, server: int, what: str) -> None:
         state = self._state
@@ -113,19 +135,22 @@ class Level:
     def look(self) -> None:
         """Something has changed: what can be moved is, and who is empty ends."""
         state = self._state
-        if not self.drains or state.ended:
+        if not (self.drains or self.due) or state.ended:
             return
         busy = {end for v in state.moves.going.values() for end in (v.source, v.target)}
         for server in sorted(self.drains):
             if server in state.servers and server not in busy and not self.shards_of(server):
                 self._retire(server)
-        if self.drains and not self._rests and state.saves.going is None:
+        waits = self._rests or state.saves.going is not None or state.returning
+        if (self.drains or self.due) and not waits and (not self.due or self._clients_know()):
             self._move_on()
 
     def _move_on(self) -> None:
         state = self._state
         if not self._steps:
             self._steps.extend(plan(self._items(), self.drains))
+            if not self._steps and not state.moves.going and not self.drains:
+                self._set_due(False)
         under_way: collections.Counter[int] = collections.Counter()
         for source, target, _ in {(v.source, v.target, v.question) for v in state.moves.going.values()}:
             under_way[source] += 1
@@ -164,8 +189,8 @@ class Level:
     def _items(self) -> dict[int, list[Item]]:
         """What every server has, shards that are alike as one; of tables by servers' reports, in equal parts."""
         state = self._state
-        reports = {i: state.members[number].report.tables for i, number in state.servers.items()}
-        found: dict[int, dict[tuple[str, int], int]] = {server: {} for server in state.servers}
+        reports = {i: state.members[state.servers[i]].report.tables for i in state.load_bytes}
+        found: dict[int, dict[tuple[str, int], int]] = {server: {} for server in state.load_bytes}
         for o in state.objects.values():
             counts = collections.Counter(o.owners)
             for shard, server in enumerate(o.owners):
@@ -179,9 +204,9 @@ class Level:
 
     def move_over(self, error: str) -> None:
         """One of any moves has ended."""
-        if error and self.drains:
+        if error and (self.drains or self.due):
             if error != self._why:
-                self._state.log("warning", f"a drain goes on in a moment: {error}")
+                self._state.log("warning", f"shards go on moving in a moment: {error}")
             self._why = error
             self._steps.clear()
             self._rests = True
@@ -227,6 +252,7 @@ class Level:
         mean = sum(stays.values()) / max(1, len(stays))
         furthest = max((abs(load - mean) / mean for load in stays.values()), default=0.0) if mean else 0.0
         return {
+            "joins": self.due,
             "drains": [
                 {
                     "server": server,

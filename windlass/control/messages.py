@@ -178,6 +178,12 @@ class Drain(Question, frozen=True):
     server: U32
 
 
+class KnowsServers(Message, frozen=True):
+    """A worker or reader has room for so many servers, and reaches those that it needs: shards may move there."""
+
+    servers: U32
+
+
 class Leaving(Message, frozen=True):
     """A server was told to end (SIGTERM). Answered with Retire: when it is empty, or at once if all end."""
 
@@ -388,6 +394,12 @@ class View(Message, frozen=True):
     lost: U64 = 0  #: how many workers were lost since the view `started`
 
 
+class Servers(Message, frozen=True):
+    """To workers and readers: all servers, in the order of their numbers, since there is one more."""
+
+    servers: list[Peer]
+
+
 class Gone(Message, frozen=True):
     """A server that is no more."""
 
@@ -559,6 +571,7 @@ FromMember = (
     | List
     | Move
     | Drain
+    | KnowsServers
     | Leaving
     | Moved
     | Stop
@@ -579,6 +592,7 @@ FromScheduler = (
     | Refused
     | Waiting
     | View
+    | Servers
     | Gone
     | Objects
     | Forgotten
@@ -602,8 +616,11 @@ FromScheduler = (
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
     "server": (Ready, Leave, Leaving, Report, Moved, Armed, Saved, Loaded),
-    "worker": (Leave, Report, Open, Forget, Delete, List, Lease, Arrive, Save, Keep, HasSplit, Splits, Holds),
-    "reader": (Leave, Report, Open, List),
+    "worker": (
+        *(Leave, Report, KnowsServers, Open, Forget, Delete, List, Lease, Arrive, Save, Keep),
+        *(HasSplit, Splits, Holds),
+    ),
+    "reader": (Leave, Report, KnowsServers, Open, List),
     "operator": (Leave, List, Move, Drain, Stop, SaveNow),
 }
 ROLES = tuple(MAY_SAY)

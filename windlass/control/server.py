@@ -24,6 +24,7 @@ _JOIN_SECONDS = 3.0
 _ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
 _AWAY_SECONDS = 10.0  # for a scheduler that has a journal to come back and decide
 _LOOK_SECONDS = 0.05
+_MOVES_KEPT = 1024
 _log = logging.getLogger("windlass")
 
 
@@ -36,6 +37,7 @@ class ServerMember:
         self._host = host
         self._token = token
         self._moving: dict[int, threading.Event] = {}  # by move: set when it is cancelled
+        self._moved: dict[int, m.Moved] = {}  # what became of the latest: the scheduler may have that word on its way
         self._stop = stop
         self._settings = settings
         self._checkpoints: ServerCheckpoints | None = None
@@ -56,7 +58,7 @@ class ServerMember:
 
     def start(self) -> None:
         """Joins in the background: the server can be reached meanwhile, and lets nobody in who is of no cluster."""
-        self._host.set_cluster(2**64 - 1)  # nobody's, until the scheduler says whose
+        self._host.set_cluster(2**64 - 1, 0)  # nobody's, until the scheduler says whose
         self._joining = threading.Thread(target=self._join, name="windlass-join", daemon=True)
         self._joining.start()
 
@@ -69,7 +71,7 @@ class ServerMember:
             _log.error("server: %s", error)
             self._stop(1)
             return
-        self._host.set_cluster(welcome.cluster)
+        self._host.set_cluster(welcome.cluster, welcome.index)
         self._say_ready()
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
 
@@ -102,8 +104,12 @@ class ServerMember:
                     self._host.know_object(_core.write_map(one.object, one.runs) + one.spec)
             case m.Forgotten(number):
                 self._host.forget_object(number)
+            case m.MoveShard(move) if (over := self._moved.get(move)) is not None:
+                self._member.tell(over)
             case m.MoveShard(move) if move not in self._moving:
                 cancelled = self._moving[move] = threading.Event()
+                for old in list(self._moved)[:-_MOVES_KEPT]:
+                    del self._moved[old]
                 thread = threading.Thread(
                     target=self._move, args=(message, cancelled), name="windlass-move", daemon=True
                 )
@@ -197,8 +203,9 @@ class ServerMember:
         except WindlassError as failure:
             error = str(failure)
             _log.warning("server: %s", error)
+        said = self._moved[order.move] = m.Moved(order.move, error[: m.TEXT_CHARS_MAX])
         del self._moving[order.move]
-        self._member.tell(m.Moved(order.move, error[: m.TEXT_CHARS_MAX]))
+        self._member.tell(said)
 
     def _report(self) -> m.Report:
         host = self._host

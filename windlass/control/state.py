@@ -55,6 +55,7 @@ from windlass.control.saves import Saves
 OBJECTS_MAX = 1 << 16
 OBJECTS_AT_ONCE = 1 << 10  # in a message
 WORLD_MAX = 1 << 20
+SERVERS_MAX = 4096
 LEDGERS_MAX = 1 << 10
 APPS_KEPT_MAX = 1 << 10  # of those that are done and have nothing, for people to read what became of them
 
@@ -144,8 +145,9 @@ class State:
     def put_server(self, member: Member) -> None:
         """For kept.restore()."""
         self.servers[member.index] = member.join.incarnation
-        self.load_bytes[member.index] = 0
-        self._ready += member.ready
+        if member.ready:
+            self.load_bytes[member.index] = 0
+            self._ready += 1
 
     def put_object(self, number: int, spec_bytes: bytes, runs: list[m.Run]) -> None:
         """Likewise."""
@@ -360,35 +362,53 @@ class State:
     def _server_came(self, connection: int, join: m.Join) -> None:
         if not join.addresses:
             raise Wrong("InvalidArgument", "a server must say at which address it listens")
-        expected = range(self.terms.servers)
-        wanted = expected if join.rank is None else [join.rank]
-        taken = {*self.servers, *self.lost, *self.retired}
-        index = next((i for i in wanted if i in expected and i not in taken), None)
-        if index is None and join.rank is None:
-            raise Wrong("InvalidArgument", f"servers 0 to {expected[-1]} are all that is expected, and have come")
-        if index is None:
-            raise Wrong(
-                "InvalidArgument", f"there is a server {join.rank} already, or none of servers 0 to {expected[-1]}"
-            )
+        index = self._server_number(join.rank)
         for other in self.servers.values():
             if self.members[other].join.addresses[0] == join.addresses[0]:
                 raise Wrong("InvalidArgument", f"{self.members[other].name} listens on {join.addresses[0]} already")
         member = self._add(join, index)
         self.servers[index] = join.incarnation
-        self.load_bytes[index] = 0
         self._welcome(connection, member)
+        self._catch_up_views(member)
         for app, quota in self.terms.quotas.items():
             self._tell([join.incarnation], m.Quota(app, -(-quota // self.terms.servers)))
         self.tell_objects([join.incarnation], list(self.objects.values()))
+
+    def _server_number(self, wanted: int | None) -> int:
+        """The lowest that is expected and free; when all of those have come, or are gone for good, the next one."""
+        taken = {*self.servers, *self.lost, *self.retired}
+        free = [i for i in range(self.terms.servers) if i not in taken]
+        following = max(self.terms.servers, *(i + 1 for i in taken)) if taken else self.terms.servers
+        if wanted in free:
+            return wanted
+        if wanted is None or (wanted == following and not free):
+            number = free[0] if free else following
+            if number >= SERVERS_MAX:
+                raise Wrong("ResourceExhausted", f"at most {SERVERS_MAX} servers, those that are gone included")
+            return number
+        if wanted in taken:
+            raise Wrong("InvalidArgument", f"there is a server {wanted} already, or it is gone for good")
+        text = f"expected one of {', '.join(map(str, free))}" if free else f"the next one has number {following}"
+        raise Wrong("InvalidArgument", f"server {wanted}: {text}")
+
+    def server_peers(self) -> list[m.Peer]:
+        """All, lost ones included, in the order of their numbers."""
+        there = {index: self.members[number].peer() for index, number in self.servers.items()} | self.lost_peers
+        return [there[i] for i in sorted(there)]
 
     def _server_ready(self, member: Member) -> None:
         if member.ready:
             return
         member.ready = True
         self._ready += 1
+        self.load_bytes[member.index] = 0
         self.note("members", member.join.incarnation)
-        come = f"{self._ready} of {self.terms.servers}"
+        come = f"{self._ready} of {max(self._ready, self.terms.servers)}"
         self._log("info", f"{member.name} has come, at {member.join.addresses[0]}: {come}")
+        if self.ever_started:
+            clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
+            self._tell(clients, m.Servers(self.server_peers()))
+            self.level.joined(member.index)
         if self._servers_ready() and self.resuming.begin():
             self.begin_apps()
 
@@ -401,7 +421,8 @@ class State:
                     self._tell(app.readers, self._view_for_clients(app))
 
     def _servers_ready(self) -> bool:
-        return self._ready + len(self.lost) + len(self.retired) == self.terms.servers
+        ready = {i for i, number in self.servers.items() if self.members[number].ready}
+        return all(i in ready or i in self.lost or i in self.retired for i in range(self.terms.servers))
 
     def _worker_came(self, connection: int, join: m.Join) -> None:
         app = self._app(join)
@@ -557,8 +578,7 @@ class State:
     def _view(self, app: App) -> m.View:
         ranks = sorted(app.workers) if app.started else []  # those who gather for a start are in no view yet
         workers = [self.members[app.workers[rank]].peer() for rank in ranks]
-        there = {index: self.members[number].peer() for index, number in self.servers.items()} | self.lost_peers
-        servers = [there[i] for i in sorted(there)]
+        servers = self.server_peers()
         waited = sorted(app.waited)
         size = app.size_in_view or app.world_size
         return m.View(app.name, app.view, size, workers, servers, app.first_view, waited, app.clock, app.lost)
@@ -726,7 +746,7 @@ class State:
         self._ready -= member.ready
         self.saves.server_gone(member.index, why)
         self.resuming.server_gone(member.index, why)
-        self.load_bytes.pop(member.index)
+        self.load_bytes.pop(member.index, None)
         self.level.server_gone(member.index, why)
         self.moves.server_gone(member.index, f"server {member.index} is gone: {why}")
         self._lost_reports.append(member.report)
@@ -750,7 +770,7 @@ class State:
         del self.members[member.join.incarnation], self.servers[index]
         self._back(member.join.incarnation)
         self._ready -= member.ready
-        self.load_bytes.pop(index)
+        self.load_bytes.pop(index, None)
         self.retired[index] = why
         self.lost_peers[index] = member.peer()
         self._lost_reports.append(member.report)
@@ -833,6 +853,9 @@ class State:
                 self.saves.saved(member.index, message)
             case m.Loaded():
                 self.resuming.loaded(member.index, message)
+            case m.KnowsServers(servers):
+                member.knows_servers = servers
+                self.level.look()
             case m.Leaving():
                 self.level.says_leaving(member)
             case m.Moved(move, error):
@@ -1068,6 +1091,8 @@ class State:
 
     def _place(self, spec: Spec) -> list[int]:
         stays = {server: load for server, load in self.load_bytes.items() if server not in self.level.drains}
+        if not stays:
+            raise Wrong("ServerLost", f"{spec.name.partition('/')[2]!r}: there is no server")
         return place(spec.shard_bytes, stays)
 
     def _place_like(self, spec: Spec) -> list[int]:

@@ -187,9 +187,10 @@ class LocalCluster:
         self._schedulers.append(self.scheduler)
         self.start_scheduler(self._listener.fileno())
 
-    def start_server(self, i: int, **more: str) -> Process:
-        """One more; `i` is its number."""
-        return Process(role("server"), self.environment(WINDLASS_NUMBER=str(i), **more))
+    def start_server(self, i: int | None, **more: str) -> Process:
+        """One more; `i` is its number. None: the next one."""
+        number = {} if i is None else {"WINDLASS_NUMBER": str(i)}
+        return Process(role("server"), self.environment(**number, **more))
 
     def connect(self, **arguments: Any) -> windlass.Cluster:
         """A worker in this process: windlass.connect(), also with other arguments."""

@@ -3,7 +3,8 @@
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
 partitions, crashes, restarts, processes that stand still and are reset meanwhile, a scheduler whose time jumps, and one
-that in every second history is killed and begins again with its journal, which must have all that anybody was told. In
+that in every second history is killed and begins again with its journal, which must have all that anybody was told; in
+every second history servers join, and are drained. In
 every second history the workers that remain wait for a replacement of one that was lost; in every third one workers
 lease data; in all of them workers meet at barriers, the app grows by a worker, and there is a second tensor, like the
 first, whose shards move with those. In the end faults stop, the cluster settles, and everything that was promised is
@@ -59,6 +60,7 @@ from windlass.testing.simulated_leases import LEDGERS, Leasing, NotedLedger, che
 
 CLUSTER = 7
 SHARDS = 6
+SERVERS, SERVERS_MAX = 3, 5  # expected, and with those that join
 FAULTS_SECONDS = 60.0
 SETTLE_SECONDS = 60.0
 FAILURE_SECONDS = 5.0  # failure_timeout
@@ -85,7 +87,7 @@ def _like_nothing(data: bytes) -> Spec:
 class World:
     """Time, the network, and everybody."""
 
-    def __init__(self, seed: int, *, servers: int = 3, workers: int = 3, broken: str = "") -> None:
+    def __init__(self, seed: int, *, servers: int = SERVERS, workers: int = 3, broken: str = "") -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.broken = broken  # which mechanism is off, to show that its check can fail
@@ -94,6 +96,7 @@ class World:
         self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
         self.leases = seed % 3 == 0
         self.kills_scheduler = seed // 3 % 2 == 1 or broken == "journal"
+        self.elastic = seed // 2 % 2 == 1  # servers join, and are drained
         self.leasing: list[Leasing] = []  # by all processes of workers
         self.reduced: dict[int, list[m.Reduced | None]] = collections.defaultdict(list)  # by the barrier's number
         self.stands: dict[int, int] = {}  # workers by incarnation, and the last barrier each has arrived at
@@ -190,8 +193,11 @@ class World:
             return
         who: Member = self.random.choice([*self.servers, *self.workers])
         kind = self.random.choices(
-            ["break", "beat", "crash", "blackout", "still", "partition", "move", "jump", "doomed move", "scheduler"],
-            [6, 3, 1, 0.5, 2, 2, 12, 1, 0.3, 0.8],
+            [
+                *("break", "beat", "crash", "blackout", "still", "partition", "move", "jump", "doomed move"),
+                *("scheduler", "join", "drain"),
+            ],
+            [6, 3, 1, 0.5, 2, 2, 12, 1, 0.4, 0.8, 1.0, 1.0],
         )[0]
         self.counts[kind] += 1
         self.note("fault", kind, who.name)
@@ -226,9 +232,20 @@ class World:
                 self.brain.sleep(self.random.uniform(1, 30))
             case "doomed move":
                 self._doom(self.random.choice(self.servers))
+            case "join" if self._takes_another():
+                self.servers.append(Server(self, len(self.servers)))
+                self.servers[-1].begin()
+            case "drain" if self.elastic:
+                self.brain.drain(self.random.randrange(len(self.servers)))
             case "scheduler" if self.kills_scheduler:
                 self.brain.die(self.random.choice([0.3, 2.0, 8.0]))
         self.after(self.random.expovariate(1), self._fault)
+
+    def _takes_another(self) -> bool:
+        """Whether a server may join: one after the other, so that each knows its number."""
+        if not self.elastic or self.brain.down or not self.brain.state.ever_started:
+            return False
+        return len(self.servers) < SERVERS_MAX and all(server.joined or server.out for server in self.servers)
 
     def _grow(self) -> None:
         """One worker more than there were; it tries until the app has started and takes it."""
@@ -514,6 +531,11 @@ class Brain:
         if self.state.objects and not self._down:
             self.feed(Said(self._operator, m.Move(next(self._numbers), f"{APP}/w", shard, server)))
 
+    def drain(self, server: int) -> None:
+        if self.state.ever_started and not self._down:
+            self.world.counts["drains asked for"] += 1
+            self.feed(Said(self._operator, m.Drain(next(self._numbers), server)))
+
     def _do(self, actions: list[Action]) -> None:
         self._keep(actions)
         for action in actions:
@@ -751,24 +773,40 @@ class Server(Member):
         self.gates = Gates(APP, world)
         self._since: dict[int, int] = {}  # by incarnation
         self._cancelled: set[int] = set()  # moves
+        self._moved: dict[int, str] = {}  # what became of moves
 
     def join(self) -> m.Join:
-        return m.Join("server", self.incarnation, rank=self.index, addresses=[f"unix://@{self.index}"], pid=1)
+        rank = self.index if self.index < SERVERS else None  # who joins later takes the number that it is given
+        return m.Join("server", self.incarnation, rank=rank, addresses=[f"unix://@{self.index}"], pid=1)
 
     def begin(self) -> None:
         self.shards.clear()
         self.moved.clear()
+        self._moved.clear()
         self.gates = Gates(APP, self.world)
         super().begin()
+
+    def is_gone(self) -> bool:
+        """Whether it is no member, and will not be."""
+        return self.index not in self.world.brain.state.servers and (self.out or not self.alive)
 
     def holds(self, shard: int) -> bool:
         return shard in self.shards and shard not in self.moved
 
     def heard(self, message: m.Message) -> None:
         match message:
-            case m.Welcome():
+            case m.Welcome(_, index):
+                if index != self.index:
+                    raise Violation(f"{self.name} was given number {index}")
                 self.tell(m.Ready())
                 self._will_know_the_view(self._number)
+            case m.Retire():
+                owners = [owner for object_ in self.world.brain.state.objects.values() for owner in object_.owners]
+                if self.index in owners:
+                    raise Violation(f"{self.name} is to end, and has shards")
+                self.world.counts["servers drained"] += 1
+                self.alive = False
+                self.lose_beat()
             case m.MoveShard():
                 self._move(message)
             case m.CancelMove():
@@ -795,7 +833,8 @@ class Server(Member):
         """Numbers go up, and what a view says does not change; a connection that was re-made repeats the last one."""
         before, self.view = self.view, view
         self.gates.hear(view)
-        if before is not None and (view.number < before.number or (view.number == before.number and view != before)):
+        same = before is not None and msgspec.structs.replace(view, servers=before.servers) == before
+        if before is not None and (view.number < before.number or (view.number == before.number and not same)):
             raise Violation(f"{self.name} was shown view {view.number} after {before.number}")
         if before is not None and view.started < before.started:
             raise Violation(f"{self.name}: the app started with view {view.started} after {before.started}")
@@ -848,6 +887,9 @@ class Server(Member):
                 answer("ok")
 
     def _move(self, order: m.MoveShard) -> None:
+        if (over := self._moved.get(order.move)) is not None:
+            self._answer(order.move, over)
+            return
         self.attach(order.runs, order.object)
         shard = order.shard + SHARDS * (order.object - 1)
         there = self.shards.get(shard)
@@ -869,13 +911,16 @@ class Server(Member):
             if ok:
                 target.shards[shard] = there.copy(order.term, records=self.world.broken != "records")
                 target.moved.pop(shard, None)
+                if self.world.broken != "crowd":
+                    target.gates.workers.hear(self.gates.workers)
                 if order.object == 1:
                     gate = self.gates.gates.pop(shard, None)
                     target.gates.hold(shard, None if self.world.broken == "clocks" else gate)
                 self.moved[shard] = (order.server, order.term)
                 del self.shards[shard]
                 self.world.counts["moves done"] += 1
-            self._answer(order.move, "" if ok else "out of reach")
+            self._moved[order.move] = "" if ok else "out of reach"
+            self._answer(order.move, self._moved[order.move])
 
         self.world.after(COPY_SECONDS, arrive)
 
@@ -963,6 +1008,7 @@ class Worker(Member):
                 if len({peer.index for peer in message.workers}) != len(message.workers):
                     raise Violation("two workers have one rank")
                 first, self.view = self.view == 0, number
+                self.tell(m.KnowsServers(len(message.servers)))
                 if first:
                     self._open()
                     self._push(self.incarnation)
@@ -977,6 +1023,10 @@ class Worker(Member):
                 self._learn(placed[0].runs)
             case m.ShardMoved(1, shard, server, term) if self._owners:
                 self.moved(shard, server, term)
+            case m.Servers(servers):
+                self.tell(m.KnowsServers(len(servers)))
+            case m.Gone(index):
+                self._go_on_elsewhere(index)
 
     def _open(self) -> None:
         self.tell(m.Open(1, b"w"))
@@ -1021,6 +1071,16 @@ class Worker(Member):
             self.world.counts["pushes"] += 1
             self._send()
         self.world.after(self.world.random.expovariate(20), lambda: self._push(incarnation))
+
+    def _go_on_elsewhere(self, server: int) -> None:
+        """It is no more: what waited for it goes to whoever has the shards by now."""
+        gone = self._boxes.pop(server, None)
+        if gone is None:
+            return
+        for request, (shard, _, _) in self._requests.items():
+            if gone.find(request) is not None and self._owners[shard] != server:
+                self._box(self._owners[shard]).add(request, request)
+        self._send()
 
     def _box(self, server: int) -> _core.Outbox:
         return self._boxes.setdefault(server, _core.Outbox())
