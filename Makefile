@@ -10,10 +10,11 @@ CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 RELEASE := build/release
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
+UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python test-s3 lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray test-kubernetes lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -30,13 +31,14 @@ $(VENV)/base: $(VENV)/tools
 	touch $@
 
 $(VENV)/built: $(VENV)/tools CMakeLists.txt $(CORE_SOURCES) $(PACKAGES) # an editable install knows packages by name
-	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) --editable .
+	$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(RELEASE) \
+	  --config-settings=cmake.define.WINDLASS_UNITY=$(strip $(UNITY)) --editable .
 	touch $@
 
 # pytest(OPTIONS): tests beside each other, more of them than cores since many wait; then those that must be alone.
 define pytest
-	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup
-	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone
+	$(BIN)/python -m pytest -q tests $(1) -m "not alone" --numprocesses $(TEST_JOBS) --dist loadgroup --durations 20
+	$(BIN)/python -m pytest -q $(shell grep -rl --include='test_*.py' 'pytest\.mark\.alone' tests) $(1) -m alone --durations 5
 endef
 
 # stubgen(STUB, FILE): writes what the stub of a native module should be.
@@ -67,6 +69,17 @@ test-all: setup ## all tests, each in its long form and with all its cases; hour
 test-s3: setup ## checkpoints on S3, against moto's server
 	test -e build/s3/moto || $(BIN)/pip install --quiet --disable-pip-version-check --target build/s3 s3fs moto flask flask-cors
 	PYTHONPATH=build/s3 $(BIN)/python -m pytest -q tests/checkpoint/test_s3.py
+
+# Apart from the others, for what Ray is made of. With LONG=1 in the long form.
+test-ray: setup ## on Ray, with two nodes on this machine
+	test -e build/ray/ray || $(PIP) --target build/ray 'ray[default]'
+	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
+
+# Apart from the others, too: nobody else needs these packages.
+test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' schemas and as processes; Dask
+	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
+	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
+	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested

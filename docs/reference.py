@@ -2,7 +2,7 @@
 
     python docs/reference.py
 
-What is public is in the ``__all__`` of windlass, windlass.types and windlass.torch. Signatures are read from the
+What is public is in the ``__all__`` of windlass and of its types, data, torch and ray. Signatures are read from the
 source, not from the objects, so that types have the names that the source gives them.
 """
 
@@ -24,8 +24,8 @@ HEAD = """\
 # Reference
 
 Every public name, by the docstrings; `make reference` writes this page. `import windlass as wl` has all of them, those
-for PyTorch in `wl.torch`; `wl.types` has the types of what calls return, for annotations. The guides say what they are
-for: start with [start.md](guide/start.md).
+for PyTorch in `wl.torch`, for Ray in `wl.ray`, for files in `wl.data`; `wl.types` has the types of what calls return,
+for annotations. The guides say what they are for: start with [start.md](guide/start.md).
 """
 #: Chapters, and the modules whose names are in them; the longest that fits counts.
 CHAPTERS = {
@@ -40,7 +40,9 @@ CHAPTERS = {
     "Initialisers": ["windlass._rules.init"],
     "Policies": ["windlass._rules.sync"],
     "Leased data": ["windlass._data"],
+    "Data out of files": ["windlass.data"],
     "PyTorch": ["windlass.torch"],
+    "Ray": ["windlass.ray"],
     "Errors": ["windlass._errors"],
 }
 #: Objects of these modules are returned by calls; users make no new ones.
@@ -53,7 +55,10 @@ def public() -> dict[str, object]:
     """Every public object, by the name that a user types."""
     names = {f"wl.{name}": getattr(wl, name) for name in wl.__all__}
     names |= {f"wl.types.{name}": getattr(wl.types, name) for name in wl.types.__all__}
-    return names | {f"wl.torch.{name}": getattr(wl.torch, name) for name in wl.torch.__all__}
+    for part in ("data", "torch", "ray"):
+        module = getattr(wl, part)
+        names |= {f"wl.{part}.{name}": getattr(module, name) for name in module.__all__}
+    return names
 
 
 def members(kind: type) -> Iterator[tuple[str, type, Any]]:

@@ -45,6 +45,7 @@ ALLOWING = re.compile(
     r"|::test_a_reader_calls_functions_that_read|::test_so_does_what_rules_of_ones_own_keep"
     r"|::test_a_(torch_optimizer|rule_of_the_users)_comes_with_the_name)\[(tcp|unix)"
 )
+SHARING = re.compile(r"tests/pytorch/test_hybrid\.py(?=::)")  # files whose tests look at the same run
 SERVER_BYTES_MAX = 1 << 30  # tests leave their objects behind; servers that have grown so large are replaced
 
 ALWAYS = {"deadline": None, "print_blob": True, "database": None}
@@ -71,7 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keeps the tests of servers that allow own_rules.py together: such servers take seconds of both cores to start.
+    """Keeps tests together that share what takes seconds of both cores to start: servers that allow own_rules.py, or
+    the run that a file's tests look at.
 
     Marks of groups would do, but xdist 3.8 adds them to names that pytest 9.2 does not read.
     """
@@ -81,7 +83,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "allowing" if ALLOWING.match(nodeid) else nodeid
+            if ALLOWING.match(nodeid):
+                return "allowing"
+            sharing = SHARING.match(nodeid)
+            return nodeid if sharing is None else sharing[0]
 
     return Scheduling(config, log)
 

@@ -10,7 +10,7 @@ import types
 import pytest
 
 import windlass as wl
-from windlass import _core, _errors
+from windlass import _core, _errors, _public
 from windlass._objects.query import Queries
 from windlass._objects.vector import VectorOperations
 
@@ -21,7 +21,7 @@ def visible() -> list[str]:
     """Public names of the package; its own submodules are visible once somebody has imported them."""
     return [
         name
-        for name, value in vars(wl).items()
+        for name, value in (vars(wl) | vars(_public)).items()
         if not name.startswith("_")
         and not (isinstance(value, types.ModuleType) and value.__name__ == f"windlass.{name}")
     ]

@@ -8,13 +8,13 @@ from windlass import _core
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # how version 1 of cgroups says that there is none
-_SHARE = 0.8  # of the memory; the rest is for workers, requests under way and everything else
+SHARE = 0.8  # of the memory; the rest is for workers, requests under way and everything else
 
 
 def default_memory_bytes_max(servers: int = 1) -> int:
     """memory_bytes_max of each of so many servers on this host, where it is not set."""
     limit, _ = memory_of(CGROUPS, read(pathlib.Path("/proc/self/cgroup")))
-    return int(min(meminfo("MemTotal") or limit, limit) * _SHARE) // servers
+    return int(min(meminfo("MemTotal") or limit, limit) * SHARE) // servers
 
 
 def meminfo(name: str) -> int:

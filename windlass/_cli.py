@@ -162,6 +162,12 @@ def checkpoint_suite(
     _measure("checkpoint", 0, json, short, where=where)
 
 
+@bench.command()
+def ray(json: Json = None, short: Short = False) -> None:
+    """A run on Ray, on two nodes of this machine, beside the same without Ray."""
+    _measure("ray", 0, json, short)
+
+
 @bench.command(name="all")
 def all_suites(
     json: Annotated[pathlib.Path, typer.Option("--json", help="A folder for one file per suite.", file_okay=False)],

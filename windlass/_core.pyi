@@ -822,7 +822,8 @@ def same_rule(a: bytes, b: bytes) -> bool:
 class Capture:
     """The shards of an object that are here, as they were at a cut."""
 
-    def __init__(self, shelf: Shelf, object: int, clock: int) -> None: ...
+    def __init__(self, shelf: Shelf, object: int, clock: int, part: int = 0, parts: int = 1) -> None:
+        """Of the shards here, each parts-th, beginning with number `part`."""
 
     def arm(self) -> None:
         """From now on nothing of the cut can be lost."""
@@ -838,7 +839,7 @@ class Capture:
 
     @property
     def shards(self) -> int:
-        """How many are here."""
+        """How many it captures."""
 
 class Admission(enum.Enum):
     """What becomes of a push."""

@@ -8,6 +8,7 @@ WindlassError
 │   └── Deleted                         an object that somebody has deleted since it was opened
 ├── Closed                              the cluster has been closed
 ├── Timeout (TimeoutError)              the caller's time was up first
+├── RankTaken (ValueError)              a rank, or a server's number, that another process has
 ├── BufferInUse                         a registered array that an earlier request still has
 ├── ResourceExhausted (MemoryError)     a limit on memory or count was reached
 ├── NonFinite (ValueError)              NaN or infinity where reject_nonfinite=True
@@ -29,8 +30,6 @@ A message says which object, what was expected and what was seen. The error of a
 
 import dataclasses
 from typing import Any
-
-import numpy as np
 
 from windlass import _core
 
@@ -64,6 +63,8 @@ class WindlassError(Exception):
     @property
     def not_applied(self) -> list[NotApplied]:
         """Of a push, or a step: what some shards refused, an entry per push. Empty where nothing is known of any."""
+        import numpy as np
+
         found = []
         for name, is_table, request, shards, places, keys in self._refused:
             at = np.frombuffer(places, np.uint64).astype(np.int64)
@@ -110,6 +111,11 @@ class Closed(WindlassError):
 
 class Timeout(WindlassError, TimeoutError):
     """The caller's time was up first. A push goes on; its future can be waited for again."""
+
+
+class RankTaken(WindlassError, ValueError):
+    """A rank, or a server's number, that another process has. Joining has tried again for long enough that one which
+    had died would have been noticed."""
 
 
 class BufferInUse(WindlassError):

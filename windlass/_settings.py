@@ -8,7 +8,7 @@ import difflib
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from windlass._cgroup import default_memory_bytes_max
@@ -56,6 +56,19 @@ SETTINGS: dict[str, Setting] = {
         "What the others do when a worker is lost: continue without it, or wait for a replacement.",
         choices=("continue", "wait"),
     ),
+    "on_server_loss": Setting(
+        "text",
+        "continue",
+        "What the scheduler does when a server is lost: continue with the others, or end the cluster, so that whoever "
+        "starts its processes again has it go on from a checkpoint.",
+        choices=("continue", "end"),
+    ),
+    "unfinished_code": Setting(
+        "count",
+        0,
+        "The exit code of servers and scheduler where it helps to start all processes again: one was told to end "
+        "before the work was done, or was lost.",
+    ),
     "number": Setting("count", None, "The number that a server wants to have. Default: the first that is free."),
     "listen": Setting("text", "tcp://127.0.0.1:0", "What to bind: tcp://HOST:PORT, port 0 for a free one."),
     "advertise": Setting("text", None, "What others are told to connect to, where that is not what is bound."),
@@ -66,7 +79,7 @@ SETTINGS: dict[str, Setting] = {
     "no_token": Setting("flag", False, "Do without a token, on loopback: everybody on this machine gets in."),
     "failure_timeout": Setting("seconds", 10.0, "Silence after which a member is dead.", least=0.1),
     "start_timeout": Setting("seconds", 60.0, "How long to wait until all have come.", least=0.1),
-    "linger": Setting("flag", False, "Stay when all workers have left."),
+    "linger": Setting("flag", False, "Stay when all workers have left; a server also without a scheduler."),
     "threads": Setting("count", None, "Threads of a server that work. Default: the cores that it may use.", least=1),
     "memory_bytes_max": Setting(
         "bytes",
@@ -126,7 +139,9 @@ OTHER_VARIABLES = {
     "WINDLASS_BREAK",
     "WINDLASS_STOP",
     "WINDLASS_CACHE",
+    "WINDLASS_TASKS",  # of an engine that are workers: to the processes that `windlass join` starts
     "WINDLASS_RESUME",  # "newest", or which checkpoint of app WINDLASS_APP the scheduler begins with
+    "WINDLASS_RESUME_SINCE",  # seconds since 1970: a checkpoint taken later goes before that
 }
 #: What Kubernetes puts into every container of a namespace for a Service whose name begins with "windlass".
 _SERVICE = re.compile(r"WINDLASS_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
@@ -160,6 +175,10 @@ class Settings:
             return self.__dict__["values"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    def as_environment(self, names: Iterable[str]) -> dict[str, str]:
+        """Variables for other processes, of those that somebody has set."""
+        return {f"WINDLASS_{name.upper()}": str(self[name]) for name in names if self.sources[name] != "default"}
 
     def describe(self) -> dict[str, object]:
         """For ``windlass status``."""

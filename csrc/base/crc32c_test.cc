@@ -7,7 +7,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::crc32c_test {
 namespace {
 
 // By the definition, bit by bit: the checksums of the first 0, 1, 2 ... n bytes.
@@ -124,4 +124,4 @@ TEST(crc32c_notices_every_flipped_bit) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::crc32c_test

@@ -7,7 +7,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::fingerprint_test {
 
 TEST(a_fingerprint_is_the_sum_over_any_cut) {
   test::Random random(test::seed());
@@ -53,4 +53,4 @@ TEST(a_fingerprint_does_not_depend_on_which_nan_it_is) {
   CHECK_EQ(fingerprint_of(1, 0, &nans[0], 1), fingerprint_of(1, 0, &nans[2], 1));
 }
 
-}  // namespace windlass
+}  // namespace windlass::fingerprint_test

@@ -5,7 +5,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::hash_test {
 
 // The rounds of mix() are xor-shifts by half the width, their own inverse, and a product whose inverse is this one.
 TEST(mix_is_a_bijection) {
@@ -66,4 +66,4 @@ TEST(joined_hashes_depend_on_the_order) {
   CHECK(mix_text("") != mix_text(std::string_view("\0", 1)));
 }
 
-}  // namespace windlass
+}  // namespace windlass::hash_test

@@ -6,7 +6,7 @@
 #include "base/limits.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::os_test {
 
 TEST(mapped_memory_is_zeroed_and_large_blocks_start_on_a_huge_page) {
   for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{5000}, limits::kHugePageBytes - 1, limits::kHugePageBytes,
@@ -53,4 +53,4 @@ TEST(time_goes_on_and_incarnations_differ) {
   CHECK(os::cores() >= 1);
 }
 
-}  // namespace windlass
+}  // namespace windlass::os_test

@@ -7,7 +7,7 @@
 #include "base/limits.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::pool_test {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -209,4 +209,4 @@ TEST(trim_gives_back_what_nobody_uses_and_nothing_else) {
   pool.trim();
 }
 
-}  // namespace windlass
+}  // namespace windlass::pool_test

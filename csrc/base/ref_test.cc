@@ -2,7 +2,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::ref_test {
 namespace {
 
 int alive = 0;
@@ -34,4 +34,4 @@ TEST(a_counted_object_lives_as_long_as_its_references) {
   CHECK_EQ(alive, 0);
 }
 
-}  // namespace windlass
+}  // namespace windlass::ref_test

@@ -4,7 +4,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::strided_test {
 namespace {
 
 TEST(entries_of_any_size_are_copied_from_stride_to_stride_and_back) {
@@ -24,4 +24,4 @@ TEST(entries_of_any_size_are_copied_from_stride_to_stride_and_back) {
 }
 
 }  // namespace
-}  // namespace windlass
+}  // namespace windlass::strided_test

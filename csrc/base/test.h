@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace windlass::test {
@@ -14,8 +16,37 @@ struct Case {
   void (*run)();
 };
 
+// A number of any type, as a failure shows it.
+class Number {
+ public:
+  template <class T>
+  explicit Number(T value) {
+    if constexpr (std::is_floating_point_v<T>) {
+      kind_ = kReal, real_ = static_cast<double>(value);
+    } else if constexpr (std::is_unsigned_v<T>) {
+      kind_ = kUnsigned, whole_ = value;
+    } else {
+      kind_ = kSigned, whole_ = static_cast<uint64_t>(static_cast<int64_t>(value));
+    }
+  }
+
+  std::string text() const;
+
+ private:
+  enum { kSigned, kUnsigned, kReal } kind_;
+  union {
+    uint64_t whole_;
+    double real_;
+  };
+};
+
 std::vector<Case>& cases();
-void fail(const char* file, int line, const std::string& what);
+
+// All that a failure takes is out of line: thousands of checks would each compile it.
+void fail(const char* file, int line, std::string_view what);
+void fail(const char* file, int line, const char* what, std::string_view why);
+void fail_unequal(const char* file, int line, const char* what, Number a, Number b);
+
 bool accurate();  // --accurate: the long forms
 uint64_t seed();  // --seed=N: where random tests start; a failure names it
 
@@ -66,27 +97,26 @@ class Random {
     if (!(condition)) ::windlass::test::fail(__FILE__, __LINE__, #condition); \
   } while (0)
 
-#define CHECK_EQ(a, b)                                                                               \
-  do {                                                                                               \
-    const auto wl_a_ = (a);                                                                          \
-    const auto wl_b_ = (b);                                                                          \
-    if (!(wl_a_ == wl_b_)) {                                                                         \
-      ::windlass::test::fail(                                                                        \
-          __FILE__, __LINE__,                                                                        \
-          std::string(#a " == " #b ": ") + std::to_string(wl_a_) + " and " + std::to_string(wl_b_)); \
-    }                                                                                                \
+#define CHECK_EQ(a, b)                                                                                \
+  do {                                                                                                \
+    const auto wl_a_ = (a);                                                                           \
+    const auto wl_b_ = (b);                                                                           \
+    if (!(wl_a_ == wl_b_)) {                                                                          \
+      using ::windlass::test::Number;                                                                 \
+      ::windlass::test::fail_unequal(__FILE__, __LINE__, #a " == " #b, Number(wl_a_), Number(wl_b_)); \
+    }                                                                                                 \
   } while (0)
 
-#define CHECK_CODE(expr, expected)                                                                           \
-  do {                                                                                                       \
-    const ::windlass::Status wl_s_ = (expr);                                                                 \
-    if (wl_s_.code() != (expected)) {                                                                        \
-      ::windlass::test::fail(__FILE__, __LINE__, #expr ": not " #expected " but '" + wl_s_.message() + "'"); \
-    }                                                                                                        \
+#define CHECK_CODE(expr, expected)                                                                  \
+  do {                                                                                              \
+    const ::windlass::Status wl_s_ = (expr);                                                        \
+    if (wl_s_.code() != (expected)) {                                                               \
+      ::windlass::test::fail(__FILE__, __LINE__, #expr ": not " #expected " but", wl_s_.message()); \
+    }                                                                                               \
   } while (0)
 
-#define CHECK_OK(expr)                                                                         \
-  do {                                                                                         \
-    const ::windlass::Status wl_s_ = (expr);                                                   \
-    if (!wl_s_.ok()) ::windlass::test::fail(__FILE__, __LINE__, #expr ": " + wl_s_.message()); \
+#define CHECK_OK(expr)                                                                                  \
+  do {                                                                                                  \
+    const ::windlass::Status wl_s_ = (expr);                                                            \
+    if (!wl_s_.ok()) ::windlass::test::fail(__FILE__, __LINE__, #expr ": not OK but", wl_s_.message()); \
   } while (0)

@@ -6,7 +6,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::turn_test {
 namespace {
 
 struct Append final : Job {
@@ -158,4 +158,4 @@ TEST(one_thread_at_a_time_runs_each_job_once_and_in_its_order) {
   CHECK_EQ(total, jobs * kThreads);
 }
 
-}  // namespace windlass
+}  // namespace windlass::turn_test

@@ -73,11 +73,9 @@ Array to_array(const Where& where, const nb::dlpack::dtype& dtype, const void* d
   return a;
 }
 
-void init_arrays() {
-  if (_import_array() < 0) throw nb::python_error();
-}
-
 bool plain_array(nb::handle object, bool writable, Array* a) {
+  // Now, since servers and the scheduler see no arrays, and begin sooner without numpy.
+  if (PyArray_API == nullptr && _import_array() < 0) throw nb::python_error();
   if (!PyArray_CheckExact(object.ptr())) return false;
   auto* const array = reinterpret_cast<PyArrayObject*>(object.ptr());
   const int needs = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);

@@ -56,7 +56,6 @@ Array to_array(const Where& where, const A& a) {
 
 Keys to_keys(const Where& where, const In& a);
 
-void init_arrays();  // once, when the module is made
 // Reads a contiguous numpy array of a native dtype directly; false if the object is anything else.
 bool plain_array(nb::handle object, bool writable, Array* a);
 

@@ -36,6 +36,16 @@ class Shelf {
   Server& server_;
 };
 
+// Whoever has a shard's turn may be waiting for a function of Python's.
+class PythonCapture final : public Capture {
+ public:
+  using Capture::Capture;
+  ~PythonCapture() {
+    nb::gil_scoped_release release;
+    give_up();
+  }
+};
+
 // Bytes of a capture, whose memory returns to it.
 struct Lent {
   std::vector<std::byte> bytes;
@@ -62,7 +72,7 @@ struct Bytes {
   Py_buffer view;
 };
 
-nb::object next(Capture& capture, uint64_t bytes_most) {
+nb::object next(PythonCapture& capture, uint64_t bytes_most) {
   Capture::Next next;
   {
     nb::gil_scoped_release release;
@@ -246,16 +256,17 @@ void bind_checkpoint(nb::module_& m) {
         return rule(a) == rule(b);
       },
       nb::arg("a"), nb::arg("b"), "Whether two specs have the same rule.");
-  nb::class_<Capture>(m, "Capture", "The shards of an object that are here, as they were at a cut.")
+  nb::class_<PythonCapture>(m, "Capture", "The shards of an object that are here, as they were at a cut.")
       .def(
           "__init__",
-          [](Capture* at, Shelf& shelf, uint32_t object, uint64_t clock) {
-            new (at) Capture(shelf.find(object), clock, &shelf.server().captures());
+          [](PythonCapture* at, Shelf& shelf, uint32_t object, uint64_t clock, uint32_t part, uint32_t parts) {
+            new (at) PythonCapture(shelf.find(object), clock, &shelf.server().captures(), part, parts);
           },
-          nb::arg("shelf"), nb::arg("object"), nb::arg("clock"), nb::keep_alive<1, 2>())
+          nb::arg("shelf"), nb::arg("object"), nb::arg("clock"), nb::arg("part") = 0, nb::arg("parts") = 1,
+          nb::keep_alive<1, 2>(), "Of the shards here, each parts-th, beginning with number `part`.")
       .def(
           "arm",
-          [](Capture& capture) {
+          [](PythonCapture& capture) {
             Status status;
             {
               nb::gil_scoped_release release;
@@ -269,8 +280,10 @@ void bind_checkpoint(nb::module_& m) {
            "shard "
            "(\"shard\", shard, version, count, made, rows, fingerprint, [(rank, incarnation, sequence, clock)]); "
            "(\"wait\",) while the rest has not reached the cut; None at the end.")
-      .def_prop_ro("aside_bytes", &Capture::set_aside, "What writers have set aside of it and nobody has taken yet.")
-      .def_prop_ro("shards", &Capture::shards, "How many are here.");
+      .def_prop_ro(
+          "aside_bytes", [](const PythonCapture& c) { return c.set_aside(); },
+          "What writers have set aside of it and nobody has taken yet.")
+      .def_prop_ro("shards", [](const PythonCapture& c) { return c.shards(); }, "How many it captures.");
 }
 
 }  // namespace windlass::bind

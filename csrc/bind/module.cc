@@ -58,7 +58,6 @@ uint32_t checksum(nb::handle data, uint32_t so_far) {
 NB_MODULE(_core, m) {
   m.doc() = "The native core of windlass.";
   nb::register_exception_translator(translate);
-  windlass::bind::init_arrays();
   m.def(
       "set_errors", [](nb::list errors) { g_errors = errors; }, nb::arg("errors"),
       "The exception class of every code, in order; the caller keeps the list.");

@@ -9,7 +9,7 @@
 
 #include "client/client_test.h"
 
-namespace windlass {
+namespace windlass::engine_test {
 namespace {
 
 using test::array_of;
@@ -249,4 +249,4 @@ TEST(the_child_of_a_fork_is_told_so) {
   CHECK_OK(pusher.push());
 }
 
-}  // namespace windlass
+}  // namespace windlass::engine_test

@@ -7,7 +7,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::settled_clock_test {
 namespace {
 
 constexpr int64_t kFarNs = int64_t{60'000'000'000};
@@ -97,4 +97,4 @@ TEST(a_request_that_begins_while_the_clock_moves_is_seen_or_belongs_to_the_new_i
   pusher.join();
 }
 
-}  // namespace windlass
+}  // namespace windlass::settled_clock_test

@@ -6,7 +6,7 @@
 
 #include "client/client_test.h"
 
-namespace windlass {
+namespace windlass::stress_test {
 namespace {
 
 using test::array_of;
@@ -194,4 +194,4 @@ TEST(the_total_is_exact_after_many_threads_have_pushed) {
   CHECK_OK(first.engine->close(soon()));
 }
 
-}  // namespace windlass
+}  // namespace windlass::stress_test

@@ -6,7 +6,7 @@
 #include "client/net/relay_test.h"
 #include "client/op/step.h"
 
-namespace windlass {
+namespace windlass::sync_test {
 namespace {
 
 using test::array_of;
@@ -150,4 +150,4 @@ TEST(workers_inside_the_process_see_the_mean_of_all) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::sync_test

@@ -4,7 +4,7 @@
 
 #include "exec/shard_work_test.h"
 
-namespace windlass {
+namespace windlass::crew_test {
 
 using test::check_each_ran_once;
 using test::Counting;
@@ -117,4 +117,4 @@ TEST(work_of_many_threads_on_the_same_shards_adds_up) {
   for (const uint64_t sum : sums) CHECK_EQ(sum, static_cast<uint64_t>(rounds * kThreads));
 }
 
-}  // namespace windlass
+}  // namespace windlass::crew_test

@@ -6,7 +6,7 @@
 #include "exec/crew.h"
 #include "exec/shard_work_test.h"
 
-namespace windlass {
+namespace windlass::shard_work_test {
 
 using test::check_each_ran_once;
 using test::Counting;
@@ -224,4 +224,4 @@ TEST(letting_go_waits_for_a_part_that_is_about_to_end) {
   CHECK(work->done());
 }
 
-}  // namespace windlass
+}  // namespace windlass::shard_work_test

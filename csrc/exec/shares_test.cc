@@ -5,7 +5,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::shares_test {
 
 TEST(each_part_is_taken_once_whoever_takes_it) {
   test::Random random(test::seed());
@@ -59,4 +59,4 @@ TEST(one_thread_takes_its_own_share_first_and_in_order) {
   CHECK_EQ(first, 0u);
 }
 
-}  // namespace windlass
+}  // namespace windlass::shares_test

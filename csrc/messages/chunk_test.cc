@@ -5,7 +5,7 @@
 #include "base/crc32c.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::chunk_test {
 
 TEST(a_chunks_header_is_checked_before_anything_is_believed) {
   Chunk chunk;
@@ -82,4 +82,4 @@ TEST(a_crowd_comes_back_as_it_was_sent_and_a_damaged_one_is_refused) {
   CHECK_CODE(read(bytes.size(), 3, &got), Code::kCorrupt);
 }
 
-}  // namespace windlass
+}  // namespace windlass::chunk_test

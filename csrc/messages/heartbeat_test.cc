@@ -8,7 +8,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::heartbeat_test {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
@@ -71,4 +71,4 @@ TEST(a_heart_ignores_what_it_is_told_and_goes_on_when_its_beats_are_not_read) {
 }
 
 }  // namespace
-}  // namespace windlass
+}  // namespace windlass::heartbeat_test

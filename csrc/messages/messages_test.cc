@@ -7,7 +7,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::messages_test {
 namespace {
 
 std::string some_name(test::Random* random, size_t most = 40) {
@@ -445,4 +445,4 @@ TEST(a_hello_that_contradicts_itself_is_refused) {
   refused([](Hello* h) { h->servers[0] = std::string(limits::kAddressBytesMax + 1, 'a'); });
 }
 
-}  // namespace windlass
+}  // namespace windlass::messages_test

@@ -6,7 +6,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::exact_test {
 namespace {
 
 double sum_of(const std::vector<double>& all) {
@@ -67,4 +67,4 @@ TEST(an_exact_sum_with_infinities_is_what_ieee_says) {
   CHECK(std::isnan(sum_of({1, NAN})));
 }
 
-}  // namespace windlass
+}  // namespace windlass::exact_test

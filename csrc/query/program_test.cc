@@ -9,7 +9,7 @@
 #include "base/test.h"
 #include "wire/frame.h"
 
-namespace windlass {
+namespace windlass::program_test {
 namespace {
 
 using Op = Program::Op;
@@ -310,4 +310,4 @@ TEST(random_bytes_are_refused_or_run) {
   CHECK(ran > 100);
 }
 
-}  // namespace windlass
+}  // namespace windlass::program_test

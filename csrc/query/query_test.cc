@@ -8,7 +8,7 @@
 #include "base/test.h"
 #include "query/query_test.h"
 
-namespace windlass {
+namespace windlass::query_test {
 namespace {
 
 using Function = Query::Function;
@@ -283,4 +283,4 @@ TEST(an_answer_that_is_none_is_refused) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::query_test

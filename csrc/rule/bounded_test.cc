@@ -5,7 +5,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::bounded_test {
 namespace {
 
 using test::any_numbers;
@@ -182,4 +182,4 @@ TEST(a_rule_without_options_has_no_bounds) {
   CHECK(Bounds::any(spec));
 }
 
-}  // namespace windlass
+}  // namespace windlass::bounded_test

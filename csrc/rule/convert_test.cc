@@ -2,7 +2,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::convert_test {
 namespace {
 
 using test::number_of;
@@ -198,4 +198,4 @@ TEST(finite_sees_one_bad_number_anywhere) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::convert_test

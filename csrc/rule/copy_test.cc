@@ -5,7 +5,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::copy_test {
 namespace {
 
 using test::same_bits;
@@ -67,4 +67,4 @@ TEST(rows_are_copied_wherever_they_lie_and_nothing_else_is) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::copy_test

@@ -3,7 +3,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::fill_test {
 namespace {
 
 using test::same_bits;
@@ -133,4 +133,4 @@ TEST(neighbouring_seeds_are_unrelated) {
   CHECK(std::abs(correlation(first.data(), first.data() + 1, kRows - 1)) < 5 / root);
 }
 
-}  // namespace windlass
+}  // namespace windlass::fill_test

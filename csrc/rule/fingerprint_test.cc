@@ -4,7 +4,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::fingerprint_test {
 namespace {
 
 TEST(fingerprints_of_every_instruction_set_are_those_of_one_number_after_the_other) {
@@ -37,4 +37,4 @@ TEST(a_place_a_salt_and_a_bit_change_the_fingerprint_and_another_nan_does_not) {
 }
 
 }  // namespace
-}  // namespace windlass
+}  // namespace windlass::fingerprint_test

@@ -6,7 +6,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::kernels_test {
 namespace {
 
 using test::any_numbers;
@@ -378,4 +378,4 @@ TEST(layouts_and_names_do_not_depend_on_the_instruction_set) {
   CHECK(kernels().isa != nullptr);
 }
 
-}  // namespace windlass
+}  // namespace windlass::kernels_test

@@ -2,7 +2,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::reduce_test {
 namespace {
 
 using test::same_bits;
@@ -97,4 +97,4 @@ TEST(a_nan_anywhere_is_the_smallest_and_the_largest_and_is_no_zero) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::reduce_test

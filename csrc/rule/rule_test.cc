@@ -5,7 +5,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::rule_test {
 namespace {
 
 struct Exact {
@@ -227,4 +227,4 @@ TEST(only_an_optimizer_adds_and_the_plain_rules_combine_as_they_are_named) {
   CHECK(layout_of(RuleKind::kAverage).combine == Combine::kMean);
 }
 
-}  // namespace windlass
+}  // namespace windlass::rule_test

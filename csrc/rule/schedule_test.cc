@@ -4,7 +4,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::schedule_test {
 
 namespace {
 
@@ -95,4 +95,4 @@ TEST(a_schedule_that_cannot_be_is_refused) {
     CHECK(!check(kind, {Schedule::kConstant, 5, 0, 0.0}).ok());
 }
 
-}  // namespace windlass
+}  // namespace windlass::schedule_test

@@ -3,7 +3,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::vector_ops_test {
 namespace {
 
 using test::any_number;
@@ -127,4 +127,4 @@ TEST(a_dot_product_of_int64_wraps_around) {
   for (const Kernels* k : every_kernels()) CHECK_EQ(k->dot(Dtype::kInt64, y.data(), x.data(), y.size()), want);
 }
 
-}  // namespace windlass
+}  // namespace windlass::vector_ops_test

@@ -5,7 +5,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::catalogue_test {
 namespace {
 
 std::vector<std::string> some_servers(uint32_t n) {
@@ -314,4 +314,4 @@ TEST(an_anchor_is_removed_after_those_that_are_like_it) {
   CHECK_OK(catalogue.remove(spec, map.object));
 }
 
-}  // namespace windlass
+}  // namespace windlass::catalogue_test

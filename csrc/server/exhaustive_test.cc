@@ -22,7 +22,7 @@
 #include "session/record.h"
 #include "sync/gate.h"
 
-namespace windlass {
+namespace windlass::exhaustive_test {
 namespace {
 
 using test::close_in_turn;
@@ -469,4 +469,4 @@ TEST(the_search_notices_pushes_of_a_lost_worker_beside_those_of_its_replacement)
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::exhaustive_test

@@ -8,7 +8,7 @@
 
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::host_test {
 namespace {
 
 using test::a_table;
@@ -1251,4 +1251,4 @@ TEST(a_host_can_go_while_clients_are_busy) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::host_test

@@ -14,7 +14,7 @@
 #include "session/parked.h"
 #include "session/record.h"
 
-namespace windlass {
+namespace windlass::exactly_once_test {
 namespace {
 
 // What may be wrong with the code under test: the oracle must notice each.
@@ -570,4 +570,4 @@ TEST(the_number_of_an_ended_session_starts_anew_for_the_next) {
   CHECK(records.of(3, 222).find(9) == nullptr);
 }
 
-}  // namespace windlass
+}  // namespace windlass::exactly_once_test

@@ -6,7 +6,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::outbox_test {
 namespace {
 
 // What an outbox should do, in the plainest words.
@@ -245,4 +245,4 @@ TEST(random_priorities_keep_the_order_of_every_shard) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::outbox_test

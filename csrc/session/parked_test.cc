@@ -3,7 +3,7 @@
 #include "base/test.h"
 #include "session/shard.h"
 
-namespace windlass {
+namespace windlass::parked_test {
 namespace {
 
 class Note final : public Waiting {
@@ -177,4 +177,4 @@ TEST(whoever_is_ready_runs_and_so_does_whom_that_makes_ready) {
   CHECK(shard.parked.empty());
 }
 
-}  // namespace windlass
+}  // namespace windlass::parked_test

@@ -4,7 +4,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::record_test {
 
 TEST(the_next_push_is_applied_an_old_one_repeated_and_a_later_one_leaves_a_gap) {
   Record r;
@@ -93,4 +93,4 @@ TEST(a_record_that_came_with_its_shard_waits_for_its_session) {
   CHECK_EQ(records.of(3, 77).sequence, 0u);
 }
 
-}  // namespace windlass
+}  // namespace windlass::record_test

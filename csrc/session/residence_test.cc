@@ -2,7 +2,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::residence_test {
 
 TEST(a_shard_serves_its_own_term_and_no_other) {
   Residence home{.term = 3};
@@ -24,4 +24,4 @@ TEST(a_copy_opens_for_its_own_term_and_then_counts) {
   CHECK(!half.opens(5));
 }
 
-}  // namespace windlass
+}  // namespace windlass::residence_test

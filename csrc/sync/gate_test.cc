@@ -7,7 +7,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::gate_test {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
@@ -347,4 +347,4 @@ TEST(policies_say_what_they_are_and_what_they_cannot_be) {
   for (const Sync& sync : wrong) CHECK(check_sync("w", sync).code() == Code::kInvalidArgument);
 }
 
-}  // namespace windlass
+}  // namespace windlass::gate_test

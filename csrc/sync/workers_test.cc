@@ -6,7 +6,7 @@
 #include "base/limits.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::workers_test {
 namespace {
 
 using Members = std::vector<Workers::Member>;
@@ -261,4 +261,4 @@ TEST(a_server_that_came_later_hears_who_entered_and_what_they_have_open) {
   CHECK(text(after, 2) == "0@13 1@20");
 }
 
-}  // namespace windlass
+}  // namespace windlass::workers_test

@@ -4,7 +4,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::bags_test {
 
 TEST(a_row_gets_the_gradients_of_its_bags) {
   const std::vector<int64_t> row = {2, 0, 2, 1, 2}, begin = {0, 2, 2, 4};
@@ -71,4 +71,4 @@ TEST(bags_that_point_elsewhere_are_refused) {
   CHECK(!check_bags({row, 2, nullptr, 0, nullptr}, 3));
 }
 
-}  // namespace windlass
+}  // namespace windlass::bags_test

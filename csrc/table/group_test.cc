@@ -6,7 +6,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::group_test {
 namespace {
 
 std::vector<uint64_t> some_keys(test::Random& random, size_t n, uint64_t range) {
@@ -163,4 +163,4 @@ TEST(unique_gives_the_same_order_each_time) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::group_test

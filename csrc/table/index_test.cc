@@ -4,7 +4,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::index_test {
 namespace {
 
 using Oracle = std::map<uint64_t, uint32_t>;
@@ -259,4 +259,4 @@ TEST(a_cleared_index_gives_its_pages_back_and_starts_anew) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::index_test

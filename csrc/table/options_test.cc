@@ -7,7 +7,7 @@
 #include "table/table_test.h"
 #include "tensor/tensor.h"
 
-namespace windlass {
+namespace windlass::options_test {
 namespace {
 
 // w -= lr * g, as SGD does; before the first update it sets every weight, where it is asked to begin.
@@ -127,4 +127,4 @@ TEST(an_update_of_a_table_has_the_step_size_of_its_shards_count) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::options_test

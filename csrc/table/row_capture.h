@@ -39,6 +39,8 @@ class RowCapture {
     return copied_.data() + copied_.size() - bytes;
   }
   size_t bytes() const { return copied_.size(); }
+  // How many the shard had, free ones among them.
+  uint32_t rows_at_cut() const { return rows_; }
   // Returns the rows that were copied, and forgets them.
   std::vector<std::byte> take() { return std::exchange(copied_, {}); }
 

@@ -6,7 +6,7 @@
 #include "rule/kernels_test.h"
 #include "table/table_test.h"
 
-namespace windlass {
+namespace windlass::row_test {
 namespace {
 
 using test::same_bits;
@@ -186,4 +186,4 @@ TEST(a_table_of_no_or_too_large_a_dim_is_refused) {
   CHECK_OK(Table::create("t", normal(limits::kTableDimMax, 1), &pools, &table));
 }
 
-}  // namespace windlass
+}  // namespace windlass::row_test

@@ -8,7 +8,7 @@
 #include "rule/kernels_test.h"
 #include "table/table_test.h"
 
-namespace windlass {
+namespace windlass::table_test {
 namespace {
 
 using test::same_bits;
@@ -267,4 +267,4 @@ TEST(gradients_and_rows_may_share_one_array) {
   CHECK(same_bits(both, apart.read(keys)));
 }
 
-}  // namespace windlass
+}  // namespace windlass::table_test

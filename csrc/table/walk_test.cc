@@ -5,7 +5,7 @@
 #include "query/query_test.h"
 #include "table/table_test.h"
 
-namespace windlass {
+namespace windlass::walk_test {
 namespace {
 
 constexpr uint32_t kDim = 3;
@@ -138,4 +138,4 @@ TEST(only_rows_that_satisfy_the_predicate_are_erased) {
   CHECK(f.tabled.scan(100) == f.rows);
 }
 
-}  // namespace windlass
+}  // namespace windlass::walk_test

@@ -2,7 +2,7 @@
 #include "base/test.h"
 #include "tensor/tensor.h"
 
-namespace windlass {
+namespace windlass::create_test {
 namespace {
 
 TensorSpec plain(std::vector<uint64_t> shape) { return {.shape = std::move(shape)}; }
@@ -88,4 +88,4 @@ TEST(specs_are_equal_when_all_that_counts_is) {
   CHECK(describe_shape(a.shape.data(), 2) == "(2, 3)");
 }
 
-}  // namespace windlass
+}  // namespace windlass::create_test

@@ -2,7 +2,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::cut_test {
 namespace {
 
 constexpr uint64_t kKiB = 1024, kMiB = 1024 * 1024;
@@ -77,4 +77,4 @@ TEST(nothing_is_no_shard_and_the_largest_tensor_can_be_cut) {
   CHECK_EQ(all.per_shard * 8, limits::kShardBytesMax);
 }
 
-}  // namespace windlass
+}  // namespace windlass::cut_test

@@ -6,7 +6,7 @@
 
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::tensor_test {
 namespace {
 
 using test::same_bits;
@@ -256,4 +256,4 @@ TEST(the_fingerprint_leaves_out_a_count_that_the_rule_does_not_use) {
   CHECK_EQ(a.fingerprint(), b.fingerprint());
 }
 
-}  // namespace windlass
+}  // namespace windlass::tensor_test

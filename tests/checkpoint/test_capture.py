@@ -3,6 +3,7 @@
 import pathlib
 import random
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ RULES = [
     own_rules.adam(lr=0.1),
 ]
 DIM, ROWS, WIDTH = 3, 400, 300
+FUNCTION_SECONDS = 10.0  # after which a function of the user's is given up
 
 
 class Captured:
@@ -90,9 +92,16 @@ class Trainer:
                 self.t.push(keys, self.numbers.normal(size=(len(keys), DIM)).astype(np.float32)).wait()
 
 
-def capture_of(cluster: wl.Cluster, clock: int = 0) -> tuple[_core.Shelf, list[tuple[int, _core.Capture]]]:
+def capture_of(
+    cluster: wl.Cluster, clock: int = 0, parts: int = 1
+) -> tuple[_core.Shelf, list[tuple[int, _core.Capture]]]:
+    """parts: that read the shards of each object."""
     shelf = _core.Shelf(cluster._engine)
-    captures = [(number, _core.Capture(shelf, number, clock)) for number, _ in shelf.objects()]
+    captures = [
+        (number, _core.Capture(shelf, number, clock, part, parts))
+        for number, _ in shelf.objects()
+        for part in range(parts)
+    ]
     for _, one in captures:
         one.arm()
     return shelf, captures
@@ -108,7 +117,7 @@ def test_a_capture_has_what_was_there_at_the_cut_whatever_happens_after_it(rule:
         for _ in range(20):
             trainer.act()
         before = cluster.fingerprint()
-        shelf, captures = capture_of(cluster)
+        shelf, captures = capture_of(cluster, parts=trainer.random.choice([1, 2, 3]))
         captured = Captured()
         while captures:
             if trainer.random.random() < 0.3:
@@ -116,7 +125,7 @@ def test_a_capture_has_what_was_there_at_the_cut_whatever_happens_after_it(rule:
             number, one = trainer.random.choice(captures)
             taken = one.next(trainer.random.choice([100, 5_000, 1 << 20]))
             if taken is None:
-                captures = [(n, c) for n, c in captures if n != number]
+                captures = [(n, c) for n, c in captures if c is not one]
             else:
                 captured.take(number, taken)
         assert captured.fingerprint == before != cluster.fingerprint()
@@ -169,6 +178,34 @@ def test_a_capture_that_is_given_up_leaves_nothing_behind() -> None:
             trainer.act()
         assert shelf.aside_bytes == 0
         capture_of(cluster)
+
+
+@wl.rule(rows=True)
+def slow(w, g):
+    """Somebody else runs while it does."""
+    running.set()
+    time.sleep(0.5)
+    w -= g
+
+
+running = threading.Event()
+
+
+@pytest.mark.embedded("looks at the server inside the process")
+def test_a_capture_can_be_given_up_while_a_function_of_the_users_has_the_shard() -> None:
+    """Giving up takes the shard's turn: whoever waits for it must leave the function what it needs to end."""
+    with wl.connect(threads=1) as cluster:
+        t = cluster.tensor("t", (4,), rule=slow(), sync="asp")
+        _, captures = capture_of(cluster)
+        running.clear()
+        pushing = threading.Thread(target=lambda: t.push(np.ones(4, np.float32)).wait())
+        pushing.start()
+        assert running.wait(60)
+        begun = time.monotonic()
+        captures.clear()
+        pushing.join(60)
+        assert time.monotonic() - begun < FUNCTION_SECONDS
+        assert t.pull().tolist() == [-1] * 4
 
 
 @pytest.mark.embedded("looks at the server inside the process")

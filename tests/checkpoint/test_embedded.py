@@ -1,5 +1,6 @@
 """Checkpoints of the engine inside the process: saved and gone on from with the same calls and files as a cluster's."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -382,3 +383,35 @@ except wl.InvalidArgument as error:
 print(len(cluster.objects()))
 """
     assert check_python(code).splitlines() == ["'default/own': import its rule 'own_rules:adam' first", "0"]
+
+
+def test_process_1_of_a_container_saves_at_sigterm_and_ends(tmp_path: pathlib.Path) -> None:
+    """The kernel spares it signals that it does not handle."""
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a namespace of processes")
+    code = """
+import os, time
+import numpy as np, windlass as wl
+assert os.getpid() == 1
+cluster = wl.connect()
+w = cluster.tensor("w", (100,), rule=wl.Sum(), sync="bsp")
+while True:
+    w.push_pull(np.ones(100, np.float32))
+    print(cluster.clock, flush=True)
+    time.sleep(0.01)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
+    environment |= {"WINDLASS_CHECKPOINT_DIR": str(tmp_path)}
+    with subprocess.Popen([*alone, sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            while process.stdout.readline() != b"5\n":
+                assert process.poll() is None
+            (inner,) = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(inner), signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    (place,) = Folder(tmp_path).places("default")
+    assert place.clock >= 5

@@ -108,11 +108,8 @@ def test_an_error_at_any_step_leaves_the_one_before_and_nothing_else(
         assert found.checkpoint.place == older.place
         assert [entry.place for entry in folder.entries("default")] == [older.place]
     print(f"{failed} of {n} calls failed")
-    assert failed > n - 4, "threads that make a folder at once may call once more or less"
+    assert failed > n - 4
     assert equal(content(Checkpoint.open(folder, older.place)), older.shards)
-
-
-EXTRA_CALLS = 2  # of each of two threads that find that there is no folder yet
 
 
 class Killed(BaseException):
@@ -135,8 +132,7 @@ def test_a_death_at_any_step_leaves_the_one_before_and_what_is_pruned_later(
         found = newest(folder, "default")
         assert found.checkpoint is not None
         found.checkpoint.verify()
-        # Threads that make a folder at once may make some calls more or less than those that were counted.
-        assert found.checkpoint.place == older.place or at >= n - 3 - 2 * EXTRA_CALLS
+        assert found.checkpoint.place == older.place or at >= n - 3
         for path in pathlib.Path(folder.store.url).rglob("*"):  # as if that was long ago
             if path.is_file() and path.name != "manifest.json":
                 os.utime(path, (1, 1))

@@ -219,7 +219,7 @@ def test_a_number_is_not_given_again():
     assert brain.last(151, m.Welcome).index == 3
     refused = brain.join("server", 152, rank=2)
     assert refused is not None
-    assert "gone for good" in refused.why
+    assert "numbers are not given again; the next one has number 4" in refused.why
     refused = brain.join("server", 153, rank=9)
     assert refused is not None
     assert "the next one has number 4" in refused.why

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,10 +17,11 @@ import pytest
 from helpers import PATIENCE_S
 
 import windlass as wl
-from windlass._net.address import Address
+from windlass._net.address import Address, listen
 from windlass.control import messages as m
 from windlass.control.auth import bearer
 from windlass.control.member import Member, connect, new_incarnation
+from windlass.launch import WORKERS_LOST
 from windlass.testing import LocalCluster
 from windlass.testing.cluster import Process, until
 
@@ -182,11 +184,25 @@ def test_without_the_token_nobody_comes_in(shared: LocalCluster, token: str):
 def test_a_rank_that_is_taken_is_refused_with_who_has_it(shared: LocalCluster):
     with (
         shared.connect(app="taken"),
-        pytest.raises(
-            wl.InvalidArgument, match=rf"rank 0 is taken, by worker 0 of app 'taken' \(process {os.getpid()}"
-        ),
+        pytest.raises(wl.RankTaken, match=rf"rank 0 is taken, by worker 0 of app 'taken' \(process {os.getpid()}"),
     ):
         shared.connect(app="taken", rank=0, world_size=1)
+
+
+def test_who_comes_before_the_death_of_its_predecessor_is_known_gets_its_rank_when_it_is(
+    caplog: pytest.LogCaptureFixture,
+):
+    elsewhere = (
+        "import windlass.control.evidence as e; e.home = lambda: 'another host'"  # whose kernel tells us nothing
+    )
+    with LocalCluster(servers=1, prelude=elsewhere, failure_timeout=1.0) as cluster:
+        first = cluster.worker(CONNECT + "time.sleep(1000)")
+        until(lambda: "connected" in first.output(), "it has come", PATIENCE_S)
+        first.kill()
+        with cluster.connect(rank=0, timeout=PATIENCE_S) as again:
+            assert again.rank == 0
+        assert "rank 0 is taken, by worker 0" in caplog.text
+        assert "tries again for 2 s" in caplog.text
 
 
 def test_a_member_of_another_cluster_is_refused(shared: LocalCluster, monkeypatch: pytest.MonkeyPatch):
@@ -391,6 +407,57 @@ def test_servers_leave_when_the_workers_are_done():
         assert [server.wait(PATIENCE_S) for server in cluster.servers] == [0, 0]
 
 
+class Hasty(LocalCluster):
+    """Servers have little time to join, so they begin when the scheduler is there. `of_servers`: their own settings."""
+
+    of_servers: dict[str, str] = {}
+
+    def start_server(self, i: int, **more: str) -> Process:
+        self.status()
+        return super().start_server(i, **self.of_servers, **more)
+
+
+def test_servers_end_when_their_scheduler_stays_away_and_the_last_worker_has_left():
+    with Hasty(servers=1, linger=False, start_timeout=3.0, failure_timeout=0.5) as cluster:
+        until(lambda: len(cluster.members("server")) == 1, "the server has come", PATIENCE_S)
+        worker = cluster.connect(timeout=PATIENCE_S)
+        cluster.scheduler.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            cluster.servers[0].wait(5.0)  # the worker needs it
+        worker.close()
+        assert cluster.servers[0].wait(60) == 1
+        said = rf"server 0 ends: its scheduler at {cluster.address} has been away for 3 s and no worker is connected"
+        assert said in cluster.servers[0].output()
+
+
+@pytest.mark.parametrize("whose", ["server", "scheduler"])
+def test_servers_of_a_cluster_that_lingers_wait_for_their_scheduler(whose: str):
+    class Lingering(Hasty):
+        """One side alone was told to."""
+
+        of_servers = {"WINDLASS_LINGER": str(whose == "server")}
+
+    with Lingering(servers=1, linger=whose == "scheduler", start_timeout=3.0, failure_timeout=0.5) as cluster:
+        until(lambda: len(cluster.members("server")) == 1, "the server has come", PATIENCE_S)
+        cluster.scheduler.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            cluster.servers[0].wait(6.0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_schedulers_exit_code_says_that_a_worker_was_lost_and_not_replaced(killed: bool):
+    with LocalCluster(servers=1, linger=False, start_timeout=PATIENCE_S) as cluster:
+        other = cluster.worker(CONNECT + f"time.sleep({1000 * killed})", 1, 2)
+        with cluster.connect(rank=0, world_size=2, timeout=PATIENCE_S):
+            if killed:
+                other.kill()
+            else:
+                assert other.wait(PATIENCE_S) == 0
+            until(lambda: len(cluster.members("worker")) == 1, "its end is known", PATIENCE_S)
+        assert cluster.scheduler.wait(PATIENCE_S) == (WORKERS_LOST if killed else 0)
+        assert ("lost and not replaced" in cluster.scheduler.output()) == killed
+
+
 def test_a_server_whose_scheduler_never_comes_gives_up(tmp_path: object):
     with LocalCluster(servers=0, start_timeout=1.0) as cluster:
         cluster.scheduler.kill()
@@ -400,3 +467,17 @@ def test_a_server_whose_scheduler_never_comes_gives_up(tmp_path: object):
             assert "connect to" in server.output()
         finally:
             server.close()
+
+
+def test_members_are_refused_by_the_scheduler_of_another_cluster_at_the_same_address():
+    with LocalCluster(servers=1) as cluster, cluster.connect() as worker:
+        w = worker.tensor("w", 3, rule=wl.Sum())
+        cluster.scheduler.kill()
+        cluster.scheduler.close()
+        with listen(Address.parse(cluster.address), 16) as listener:
+            cluster.start_scheduler(listener.fileno())
+        assert cluster.servers[0].wait(PATIENCE_S) == 1
+        assert "this is cluster" in cluster.servers[0].output()
+        until(lambda: worker._attendance is not None and worker._attendance.over is not None, "it hears", PATIENCE_S)
+        with pytest.raises(wl.WindlassError, match="this is cluster"):
+            w.push_pull(np.ones(3, np.float32))

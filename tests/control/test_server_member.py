@@ -10,6 +10,7 @@ from helpers import PATIENCE_S
 import windlass as wl
 from windlass import _core
 from windlass._net.address import Address
+from windlass._net.serve import Stop
 from windlass._settings import load
 from windlass.control import messages as m
 from windlass.control.member import Member
@@ -24,7 +25,7 @@ STATS = [("default", 10, [9, 1] + [0] * 14, 2, 0.5, {3: 0.5}, 1)]
 class FakeHost:
     """Stands in for the native host: notes what it is told."""
 
-    memory_bytes = sessions = 0
+    memory_bytes = sessions = lanes = 0
     traffic = (0, 0, 0)
     quotas_used: dict[str, int] = {}
 
@@ -64,9 +65,34 @@ class FakeHost:
         return STATS
 
 
-def member_of(host: FakeHost, address: Address = SOMEWHERE, token: str = "", number: int = 0) -> ServerMember:
-    settings = load({"number": str(number)}, None, {})
-    return ServerMember(address, token.encode(), [SOMEWHERE], host, settings, lambda code: None)  # type: ignore[arg-type]
+def member_of(
+    host: FakeHost,
+    address: Address = SOMEWHERE,
+    token: str = "",
+    number: int = 0,
+    stop: Stop = lambda code: None,
+    **settings: str,
+) -> ServerMember:
+    loaded = load({"number": str(number), **settings}, None, {})
+    return ServerMember(address, token.encode(), [SOMEWHERE], host, loaded, stop)  # type: ignore[arg-type]
+
+
+def test_a_server_that_is_refused_may_ask_to_be_started_again():
+    for settings, code in (({}, 1), ({"unfinished_code": "75"}, 75)):
+        codes: list[int] = []
+        member = member_of(FakeHost(), stop=codes.append, **settings)
+        member._heard(m.Refused("AccessDenied", "this is another cluster"))
+        assert codes == [code]
+        assert not member.finished
+
+
+def test_a_server_knows_whether_its_cluster_had_done_its_work():
+    codes: list[int] = []
+    member = member_of(FakeHost(), stop=codes.append)
+    member._heard(m.Shutdown("a server was lost", unfinished=True))
+    assert (codes, member.finished) == ([0], False)
+    member._heard(m.Shutdown("all workers have left"))
+    assert (codes, member.finished) == ([0, 0], True)
 
 
 def test_a_view_is_passed_on_with_who_begins_at_clock_0():

@@ -82,8 +82,8 @@ def test_one_app_that_cannot_start_does_not_end_another():
         ({"world_size": 1, "rank": 0}, "InvalidArgument", "app 'default' has 2 workers, not world_size=1"),
         ({"world_size": 3, "rank": 3}, "InvalidArgument", "rank 3 is not in a world of 3 (app 'default')"),
         ({"world_size": 2, "rank": 2}, "InvalidArgument", "rank 2 is not in a world of 2 (app 'default')"),
-        ({"world_size": 2, "rank": 1}, "InvalidArgument", "rank 1 is taken, by worker 1 of app 'default'"),
-        ({"world_size": 2}, "InvalidArgument", "rank 2 is not in a world of 2"),
+        ({"world_size": 2, "rank": 1}, "RankTaken", "rank 1 is taken, by worker 1 of app 'default'"),
+        ({"world_size": 2}, "RankTaken", "each of the 2 ranks of app 'default' is taken, by worker 0 of app 'default'"),
         ({"world_size": 0}, "InvalidArgument", "world_size must be between 1 and 1048576, not 0"),
         ({"app": "a/b"}, "InvalidArgument", "app must be 1 to 256 bytes of printable text without '/', not 'a/b'"),
         ({"app": ""}, "InvalidArgument", "app must be 1 to 256 bytes"),
@@ -98,6 +98,15 @@ def test_a_worker_that_does_not_fit_is_refused_with_the_reason(fields: dict, err
     assert brain.state.apps["default"].world_size == 2
 
 
+def test_a_rank_that_is_taken_may_be_tried_again_until_a_dead_worker_would_have_been_noticed():
+    brain = started(failure_timeout=7.0)
+    refused = brain.join("worker", 300, rank=1, world_size=2)
+    assert (refused.error, refused.retry_seconds) == ("RankTaken", 8.0)
+    assert brain.join("worker", 300, app="a/b").retry_seconds == 0.0
+    brain.die(201)
+    assert brain.join("worker", 300, rank=1, world_size=2) is None
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_size: int):
     brain = Brain()
@@ -107,10 +116,13 @@ def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_s
     assert refused.why == f"app 'default' has 2 workers, not world_size={world_size}"
 
 
-def test_servers_beyond_those_expected_are_refused():
+def test_a_server_whose_number_is_taken_or_not_the_next_one_is_refused():
     brain = started()
-    assert brain.join("server", 300).why == "servers 0 to 1 are all that is expected, and have come"
-    assert "there is a server 1 already" in brain.join("server", 301, rank=1).why
+    refused = brain.join("server", 301, rank=1)
+    assert (refused.error, refused.retry_seconds) == ("RankTaken", 11.0)
+    assert "server number 1 is taken, by server 1 (process 101 on h)" in refused.why
+    assert "server number 3: the next one has number 2" in brain.join("server", 302, rank=3).why
+    assert "server number 3: expected one of 0, 1" in Brain().join("server", 303, rank=3).why
     assert "must say at which address" in Brain().join("server", 1, addresses=[]).why
     waiting = Brain()
     waiting.servers(1)
@@ -230,7 +242,35 @@ def test_a_dead_server_is_told_to_all_clients_and_keeps_its_number():
     brain.join("reader", 300)
     assert [peer.index for peer in brain.last(300, m.View).servers] == [0, 1]
     assert brain.last(300, m.Gone).index == 1
-    assert brain.join("server", 400) is not None  # what it held is not with a new one
+    assert "server 1 is lost with what it held" in brain.join("server", 400, rank=1).why
+    assert brain.join("server", 401) is None
+    assert brain.last(401, m.Welcome).index == 2  # what the lost one held is not with a new one
+
+
+def test_a_lost_server_ends_a_cluster_whose_processes_somebody_starts_again():
+    brain = started(on_server_loss="end")
+    brain.die(101)
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.again) == (True, True)
+    assert "server 1 (process 101 on h) was lost: killed" in brain.end.why
+    for member in (100, 200, 201):
+        assert brain.last(member, m.Shutdown).unfinished
+
+
+def test_members_are_told_whether_the_work_was_done():
+    done, told, nobody = started(), started(), Brain(servers=2, start_timeout=7.0)
+    for worker in (200, 201):
+        done.say(worker, m.Leave())
+    assert (done.end.failed, done.end.again) == (False, False)
+    assert not done.last(100, m.Shutdown).unfinished
+    told._note(told.state.stop("the scheduler was told to end"))
+    assert (told.end.failed, told.end.again) == (False, True)
+    assert told.last(100, m.Shutdown).unfinished
+    nobody.servers(2)
+    nobody.join("worker", 200, rank=0, world_size=2)
+    nobody.fire("start:default")
+    assert (nobody.end.failed, nobody.end.again) == (True, False)  # to start all again would not help
+    assert nobody.last(100, m.Shutdown).unfinished
 
 
 def test_a_server_that_dies_before_anything_started_can_be_replaced():

@@ -263,7 +263,22 @@ def test_a_worker_whose_loss_was_survived_fails_no_cluster(on_worker_loss: str):
         brain.say(300, m.Leave())
     brain.say(200, m.Leave())
     assert brain.end is not None
-    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
+    survived = on_worker_loss == "continue"
+    assert (brain.end.failed, brain.end.workers_lost) == (False, survived)
+    without = "; app 'default' was done without worker 1, lost and not replaced" if survived else ""
+    assert brain.end.why == f"all workers have left{without}"
+
+
+def test_who_was_lost_before_an_app_trained_again_is_forgotten_with_its_end():
+    brain = started(workers=2)
+    brain.workers(1, app="other", first=400)
+    brain.die(201)
+    brain.say(200, m.Leave())
+    brain.workers(2, first=500)
+    for worker in (500, 501, 400):
+        brain.say(worker, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.workers_lost, brain.end.why) == (False, False, "all workers have left")
 
 
 @pytest.mark.parametrize("had_shards", [False, True])

@@ -18,6 +18,7 @@ from helpers import PATIENCE_S
 import windlass as wl
 from windlass._checkpoint.folder import Folder
 from windlass._checkpoint.reader import Checkpoint, find, newest
+from windlass._settings import SAVE_SECONDS
 from windlass.testing.cluster import LocalCluster, until
 
 WINDLASS = [sys.executable, "-m", "windlass"]
@@ -543,6 +544,29 @@ with wl.connect() as cluster:
         os.kill(worker.pid, signal.SIGTERM)
         assert worker.wait(PATIENCE_S) == -signal.SIGTERM
     assert newest(Folder(tmp_path), APP).checkpoint is None
+
+
+def test_a_worker_that_waits_for_a_last_checkpoint_ends_with_its_cluster(tmp_path: pathlib.Path) -> None:
+    code = """
+import time, numpy as np, windlass as wl
+with wl.connect() as cluster:
+    w = cluster.tensor("w", (1000,), rule=wl.Sum(), sync="bsp")
+    while True:
+        print("begins", flush=True)
+        w.push_pull(np.ones(1000, np.float32))
+        time.sleep(1000 if cluster.rank else 0.01)  # the other is within an iteration, for ever
+"""
+    with LocalCluster(servers=1, checkpoint_dir=tmp_path, linger=False) as cluster:
+        workers = [cluster.worker(code, rank, 2) for rank in (0, 1)]
+        until(lambda: all("begins" in one.output() for one in workers), "workers train", PATIENCE_S)
+        os.kill(workers[0].pid, signal.SIGTERM)
+        told = time.monotonic()
+        until(lambda: "SIGTERM; ends when a checkpoint is taken" in workers[0].output(), "it has heard", PATIENCE_S)
+        for _ in range(2):  # it would take a checkpoint, too
+            os.kill(cluster.scheduler.pid, signal.SIGTERM)
+            time.sleep(0.3)
+        assert workers[0].wait(PATIENCE_S) == -signal.SIGTERM
+        assert time.monotonic() - told < SAVE_SECONDS
 
 
 def test_apps_side_by_side_are_saved_and_gone_on_from_each_by_itself(tmp_path: pathlib.Path) -> None:

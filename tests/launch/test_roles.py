@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, check_python
 
 import windlass as wl
 from windlass.testing import LocalCluster
@@ -95,6 +95,21 @@ def test_a_role_that_fails_is_an_exit_code_and_a_line(tmp_path: pathlib.Path, st
     nobody = start(*script, WINDLASS_ROLE="server", WINDLASS_ADDRESS="tcp://127.0.0.1:1", WINDLASS_START_TIMEOUT="0.5")
     assert nobody.wait(PATIENCE_S) == 1
     assert "connect to tcp://127.0.0.1:1: Connection refused" in nobody.output()
+
+
+def test_a_server_and_the_scheduler_begin_without_what_workers_alone_need():
+    """It takes half of the time until they listen, in each process of a run."""
+    code = """
+import sys
+import windlass.control.model, windlass.control.scheduler, windlass.control.server, windlass.launch.roles
+import windlass._cli
+host = windlass._core.Host(1, 1 << 30, 1 << 30, 1 << 30)
+print({"numpy", "torch", "windlass._public", "windlass._client.cluster"} & set(sys.modules))
+import windlass as wl, numpy as np
+with wl.connect(threads=1) as cluster:
+    print(cluster.tensor("w", 2, rule=wl.Sum()).push_pull(np.ones(2, np.float32)))
+"""
+    assert check_python(code) == "set()\n[1. 1.]\n"
 
 
 def test_a_role_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, start: Start):

@@ -24,11 +24,11 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 class Net(torch.nn.Module):
-    def __init__(self, cluster=None):
+    def __init__(self, cluster, table):
         super().__init__()
         torch.manual_seed(0)
         self.embeddings = wl.torch.EmbeddingBags(
-            ["user", "item"], 8, table="ctr", rule=wl.Adagrad(lr=0.1), init=wl.Normal(std=1.0), cluster=cluster)
+            ["user", "item"], 8, table=table, rule=wl.Adagrad(lr=0.1), init=wl.Normal(std=1.0), cluster=cluster)
         self.head = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     def forward(self, ids):
         return self.head(self.embeddings(ids).flatten(1))
@@ -41,17 +41,19 @@ BEGUN = """
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-model = Net()
-ddp = DistributedDataParallel(model)
-rest = torch.optim.Adam(ddp.parameters(), lr=0.01)
+
+def begin(table):
+    model = Net(None, table)
+    ddp = DistributedDataParallel(model)
+    return model, ddp, torch.optim.Adam(ddp.parameters(), lr=0.01)
 """
 
 
 def run(tmp_path: pathlib.Path, script: str, *options: str, workers: int = 2) -> subprocess.Popen[str]:
-    """`windlass run` of a script, which finds `OUT`, a file."""
+    """`windlass run` of a script, which finds `OUT`, a folder."""
     path = tmp_path / "train.py"
     whole = MODEL + BEGUN + textwrap.dedent(script)
-    path.write_text(whole.replace("OUT", repr(str(tmp_path / "out.pt"))))
+    path.write_text(whole.replace("OUT", repr(str(tmp_path))))
     command = [
         sys.executable,
         "-m",
@@ -74,12 +76,12 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def joined(steps: list[list[int]], divisor: int, clip: float | None = None) -> tuple[Any, Any]:
+def joined(table: str, steps: list[list[int]], divisor: int, clip: float | None = None) -> tuple[Any, Any]:
     """The same in one process: of each step the workers that have a batch. Dense weights, and all rows."""
     scope: dict[str, Any] = {}
     exec(MODEL, scope)
     with wl.connect(threads=1) as cluster:
-        model = scope["Net"](cluster)
+        model = scope["Net"](cluster, table)
         rest = torch.optim.Adam(model.parameters(), lr=0.01)
         tables = ServerOptimizer(model.embeddings, clip_norm=clip, cluster=cluster)
         for step, ranks in enumerate(steps):
@@ -95,6 +97,7 @@ def joined(steps: list[list[int]], divisor: int, clip: float | None = None) -> t
 
 
 TRAIN = """
+model, ddp, rest = begin("train")
 tables = wl.torch.ServerOptimizer(model.embeddings)
 for step in range(12):
     x, y = batch(step, rank)
@@ -105,20 +108,11 @@ for step in range(12):
     tables.zero_grad()
 rows = model.embeddings(torch.arange(40)[:, None].expand(40, 2)).detach()
 if rank == 0:
-    torch.save([[p.detach() for p in model.head.parameters()], rows], OUT)
-dist.destroy_process_group()
+    torch.save([[p.detach() for p in model.head.parameters()], rows], OUT + "/train.pt")
 """
 
-
-def test_two_workers_are_one_with_the_joined_batch(tmp_path: pathlib.Path) -> None:
-    finished(run(tmp_path, TRAIN))
-    dense, rows = torch.load(tmp_path / "out.pt", weights_only=True)
-    expected, expected_rows = joined([[0, 1]] * 12, 2)
-    assert_close(dense, expected, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-6)
-
-
 JOIN = """
+model, ddp, rest = begin("join")
 tables = wl.torch.ServerOptimizer(model.embeddings)
 with Join([ddp, tables]):
     for step in range(6 + 5 * rank):
@@ -130,21 +124,11 @@ with Join([ddp, tables]):
         tables.zero_grad()
 rows = model.embeddings(torch.arange(40)[:, None].expand(40, 2)).detach()
 if rank == 1:
-    torch.save([[p.detach() for p in model.head.parameters()], rows], OUT)
+    torch.save([[p.detach() for p in model.head.parameters()], rows], OUT + "/join.pt")
 dist.barrier()
-dist.destroy_process_group()
 """
-
-
-def test_workers_with_uneven_inputs_end_and_count_in_the_mean(tmp_path: pathlib.Path) -> None:
-    finished(run(tmp_path, JOIN))
-    dense, rows = torch.load(tmp_path / "out.pt", weights_only=True)
-    expected, expected_rows = joined([[0, 1]] * 6 + [[1]] * 5, 2)
-    assert_close(dense, expected, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-6)
-
-
 CLIP = """
+model, ddp, rest = begin("clip")
 tables = wl.torch.ServerOptimizer(model.embeddings, clip_norm=0.05)
 for step in range(6):
     x, y = batch(step, rank)
@@ -159,15 +143,37 @@ theirs = [torch.empty_like(ours) for _ in range(2)]
 dist.all_gather(theirs, ours)
 assert torch.equal(*theirs), "replicas differ"
 print("replicas are equal")
-dist.destroy_process_group()
 """
 
 
-def test_clipping_leaves_the_replicas_of_dense_parameters_equal(tmp_path: pathlib.Path) -> None:
-    assert finished(run(tmp_path, CLIP)).count("replicas are equal") == 2
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
+    """Three trainings one after the other in one run, since its start takes longer than they do: a folder with what
+    they saved, and what was printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, finished(run(folder, TRAIN + CLIP + JOIN + "dist.destroy_process_group()\n"))
+
+
+def test_two_workers_are_one_with_the_joined_batch(trained: tuple[pathlib.Path, str]) -> None:
+    dense, rows = torch.load(trained[0] / "train.pt", weights_only=True)
+    expected, expected_rows = joined("train", [[0, 1]] * 12, 2)
+    assert_close(dense, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-6)
+
+
+def test_workers_with_uneven_inputs_end_and_count_in_the_mean(trained: tuple[pathlib.Path, str]) -> None:
+    dense, rows = torch.load(trained[0] / "join.pt", weights_only=True)
+    expected, expected_rows = joined("join", [[0, 1]] * 6 + [[1]] * 5, 2)
+    assert_close(dense, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(rows, expected_rows, rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_leaves_the_replicas_of_dense_parameters_equal(trained: tuple[pathlib.Path, str]) -> None:
+    assert trained[1].count("replicas are equal") == 2
 
 
 LOSS = """
+model, ddp, rest = begin("loss")
 tables = wl.torch.ServerOptimizer(model.embeddings)
 for step in range(100000):
     x, y = batch(step, rank)

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -334,6 +335,24 @@ log.WINDOW_SECONDS, log.LINES_MAX = {window}, {lines_max}
         print(f"{strangers} strangers: {len(lines)} lines, {counted} left out")
         assert (len(lines) <= lines_max * windows) if few else len(lines) > 200
         assert not few or len(lines) + counted == strangers
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_who_only_looks_whether_the_port_is_open_leaves_nothing_above_debug_in_the_log(
+    resets: bool, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
+    with door(TOKEN) as ([address], _):
+        for _ in range(3):
+            with knock(address) as probe:
+                if not resets:
+                    probe.recv(1024)  # else it closes on what it has not read, which resets the connection
+        until(lambda: sum("handshake with" in line for line in caplog.messages) == 3, "each is noticed", PATIENCE_S)
+        assert {record.levelno for record in caplog.records if "handshake" in record.message} == {logging.DEBUG}
+        with knock(address) as stranger:
+            stranger.sendall(b"G")
+        until(lambda: sum("handshake with" in line for line in caplog.messages) == 4, "so is that", PATIENCE_S)
+        assert caplog.records[-1].levelno == logging.INFO
 
 
 @pytest.mark.usefixtures("many_files")

@@ -6,6 +6,7 @@ NAME.tmp: write, fsync, rename to NAME, ... settle: fsync of the folder
 import contextlib
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class LocalStore:
 
     def __init__(self, root: str) -> None:
         self.url = os.path.abspath(root)
+        self._making = threading.Lock()  # of folders
 
     def folders(self, path: str) -> list[str]:
         with _failing(where := self._at(path), "cannot be listed"):
@@ -52,7 +54,8 @@ class LocalStore:
     ) -> FileRef:
         where = self._at(path, name)
         with _failing(where, "cannot be written"):
-            self._make(self._at(path))
+            with self._making:
+                self._make(self._at(path))
             try:
                 fd = os.open(where + TEMPORARY, _WRITE, 0o666)
                 try:

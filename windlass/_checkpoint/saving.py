@@ -1,11 +1,17 @@
 """A server's part of a checkpoint: what it holds, captured at the cut and written while training goes on.
 
 arm()      from now on nothing of the cut can be lost; fast, whatever the size
-write()    the captured shards, one after another, into files; as long as the disk takes
+write()    the captured shards, some at a time, into files; as long as the disk takes
+
+    hands          each reads its part of every object's shards, one after another
+      | one at a time
+    ServerFiles    assembles blocks, which threads of its own write
 """
 
+import concurrent.futures
+import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -18,7 +24,10 @@ from windlass._errors import WindlassError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_TAKEN_BYTES = 4 << 20  # of a shard at a turn
+    _Capture: TypeAlias = tuple[Parts, _core.Capture]
+
+_TAKEN_BYTES = 4 << 20  # of a shard at once
+_HANDS = 2  # threads that read shards, as fast as one disk writes; one is enough for a rate
 _WAIT_SECONDS = 0.01  # for shards that have not reached the cut
 
 
@@ -35,31 +44,69 @@ class Saving:
         """app: whose files call the objects theirs, if they have other names here."""
         self._shelf = shelf
         self._files = files
+        self._adding = threading.Lock()  # of files and bytes
         self._cancelled = threading.Event()
-        self._captures: list[tuple[Parts, _core.Capture]] = [
-            (parts_of(shelf, number, app), _core.Capture(shelf, number, clock)) for number in numbers
+        self._failed = threading.Event()  # one hand did, so that the others end
+        objects = [(number, parts_of(shelf, number, app)) for number in numbers]
+        hands = 1 if files.is_paced else _HANDS
+        self._hands: list[list[_Capture]] = [
+            [(parts, _core.Capture(shelf, number, clock, hand, hands)) for number, parts in objects]
+            for hand in range(hands)
         ]
-        self.specs = [parts.spec for parts, _ in self._captures]  #: of the objects, as files have them
+        self.specs = [parts.spec for _, parts in objects]  #: of the objects, as files have them
         self.bytes = 0  #: captured so far
 
     def arm(self) -> None:
         """Raises InvalidArgument if a shard is beyond the cut, or cannot be captured now."""
-        for _, capture in self._captures:
-            capture.arm()
+        for hand in self._hands:
+            for _, capture in hand:
+                capture.arm()
 
     def write(self, progress: "Callable[[int], None] | None" = None) -> IndexRef:
         """Until all of it is on disk. Whatever fails removes what was written."""
         try:
-            waiting = list(self._captures)
+            self._read(progress)
+            return self._files.finish()
+        except BaseException:
+            self._hands.clear()
+            self._files.abort()
+            raise
+        finally:
+            self._hands.clear()
+
+    def _read(self, progress: "Callable[[int], None] | None") -> None:
+        """All hands; this thread is the first."""
+        own, *others = self._hands
+        with contextlib.ExitStack() as ending:
+            reading = []
+            if others:
+                threads = concurrent.futures.ThreadPoolExecutor(len(others), "windlass-checkpoint-read")
+                ending.enter_context(threads)
+                ending.callback(self._failed.set)  # if this thread fails
+            for hand in others:
+                try:
+                    reading.append(threads.submit(self._read_with, hand, progress))
+                except RuntimeError:  # the process is ending: there are no threads to be had any more
+                    own = own + hand
+            self._read_with(own, progress)
+            for one in reading:
+                one.result()
+
+    def _read_with(self, hand: "list[_Capture]", progress: "Callable[[int], None] | None") -> None:
+        try:
+            waiting = list(hand)
             asked = 0  # how many in a row had nothing
             while waiting:
                 if self._cancelled.is_set():
                     raise CutOver("the checkpoint was given up")
+                if self._failed.is_set():
+                    return
                 one = self._next_of(waiting)
                 taken = one[1].next(_TAKEN_BYTES)
                 if taken is not None and taken[0] != "wait":
                     asked = 0
-                    self._keep(one[0], taken, progress)
+                    with self._adding:
+                        self._keep(one[0], taken, progress)
                     continue
                 waiting.remove(one)
                 if taken is None:
@@ -69,19 +116,15 @@ class Saving:
                 if asked >= len(waiting):
                     asked = 0
                     self._cancelled.wait(_WAIT_SECONDS)
-            return self._files.finish()
         except BaseException:
-            self._captures.clear()
-            self._files.abort()
+            self._failed.set()
             raise
-        finally:
-            self._captures.clear()
 
     def cancel(self) -> None:
         """write() raises CutOver soon."""
         self._cancelled.set()
 
-    def _next_of(self, waiting: "list[tuple[Parts, _core.Capture]]") -> "tuple[Parts, _core.Capture]":
+    def _next_of(self, waiting: "list[_Capture]") -> "_Capture":
         """One object after the other; but that of which most was set aside, if writers will soon want for room."""
         if not self._shelf.aside_presses:
             return waiting[0]

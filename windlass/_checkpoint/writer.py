@@ -96,6 +96,11 @@ class ServerFiles:
         )
         self.written_bytes = 0  #: in files that are complete
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether it is held to a rate."""
+        return self._pace is not None
+
     def add(
         self, object: str, shard: int, arrays: Mapping[str, np.ndarray[Any, Any]], offset: int | None = None
     ) -> None:

@@ -22,7 +22,7 @@ from windlass._client import saving
 from windlass._errors import WindlassError
 from windlass._settings import SAVE_SECONDS
 from windlass.control import messages as m
-from windlass.launch import ENDING
+from windlass.launch import ENDING, is_echo
 
 if TYPE_CHECKING:
     from windlass._client.cluster import Cluster
@@ -67,6 +67,8 @@ def _told(number: int, frame: FrameType | None) -> None:
     run = os.environ.get("WINDLASS_RUN_DIR")
     if run and os.path.exists(os.path.join(run, ENDING)):  # the launcher ends what is left
         here = []
+    if _deadline is not None and not _released.is_set() and is_echo(_deadline - SAVE_SECONDS):
+        return
     if _process != os.getpid() or _deadline is not None or not here:
         _end()
         return
@@ -146,3 +148,5 @@ def _end() -> None:
                     cluster._attendance.member.close(failed=True, why_="SIGTERM", timeout=_LEAVE_SECONDS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
+    if os.getpid() == 1:  # of a container: the kernel spares it what it does not handle
+        os._exit(128 + signal.SIGTERM)

@@ -44,8 +44,10 @@ def _others_inside() -> bool:
     return any(frame.f_code.co_filename.startswith(here) for thread, frame in frames if thread != me)
 
 
-def close_all() -> None:
+def close_all(failed: bool | None = None) -> None:
     """Ends requests under way before the interpreter frees their memory.
+
+    failed: whether the worker has; None: if there was a traceback.
 
     Waits for daemon threads to leave our calls, too: the interpreter ends a thread that returns to it too late, and
     leaving a C++ function that way ends the process.
@@ -53,7 +55,8 @@ def close_all() -> None:
     with _lock:
         clusters = list(_open)
         _made_by_default.clear()
-    failed = hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # a traceback, and no interactive session
+    if failed is None:
+        failed = hasattr(sys, "last_value") and not hasattr(sys, "ps1")  # a traceback, and no interactive session
     for cluster in clusters:
         with contextlib.suppress(WindlassError):
             cluster._close(5.0, failed=failed)

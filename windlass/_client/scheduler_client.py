@@ -88,6 +88,7 @@ class Attendance:
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self.places: Places | None = None  # the cluster's, once there is one
         self.loss_heard: list[Callable[[m.View, m.View], None]] = []  # what to call when a worker is lost
+        self.also_closed: list[Callable[[], None]] = []  # what to call when this membership has ended
         self._barrier = 1  # the number of the next one
         self._reduced: m.Reduced | None = None  # what the last one gave
         self.holds: m.Holds | None = None  # what was said when the process was told to end
@@ -214,6 +215,10 @@ class Attendance:
                 over()
         if self._over is not None:
             self.saver.end(self._over)
+            from windlass._client import hold
+
+            if hold.is_due():  # nobody will take the checkpoint that it waits for
+                hold.over()
         if isinstance(message, m.Recall) and (recall := self.recalls.get(message.name)) is not None:
             recall()
         if isinstance(message, m.ShardMoved) and links is not None:
@@ -314,6 +319,8 @@ class Attendance:
         if self.links is not None:
             self.links.set_catalogue(None)  # it refers to us: a cycle that the collector would not find
             self.links = self.dialer = self.session = None
+        for close in self.also_closed:
+            close()
 
 
 def join(

@@ -62,6 +62,10 @@ class Malformed(Exception):
     """Bytes that are no part of a handshake. The text says what was expected and seen."""
 
 
+class Silent(Malformed):
+    """Not a byte: somebody who looked whether the port is open."""
+
+
 class Denied(Exception):
     """A handshake in good form whose proof is wrong."""
 
@@ -204,15 +208,18 @@ async def receive(
     it takes is for the caller to limit.
     """
     greeting = make_greeting()
-    await loop.sock_sendall(sock, greeting)
     hello = b""
-    while len(hello) < HELLO_BYTES:
-        # Asks for one byte too many: a client may send nothing more before the welcome.
-        more = await loop.sock_recv(sock, HELLO_BYTES + 1 - len(hello))
-        if not more:
-            raise Malformed(f"the client closed the connection after {len(hello)} of {HELLO_BYTES} bytes")
-        hello += more
-        _check_hello_head(hello)
+    try:
+        await loop.sock_sendall(sock, greeting)
+        while len(hello) < HELLO_BYTES:
+            # Asks for one byte too many: a client may send nothing more before the welcome.
+            more = await loop.sock_recv(sock, HELLO_BYTES + 1 - len(hello))
+            if not more:
+                raise ConnectionError(f"the client closed the connection after {len(hello)} of {HELLO_BYTES} bytes")
+            hello += more
+            _check_hello_head(hello)
+    except OSError as error:  # a probe that hangs up at once resets the connection, for it has not read the greeting
+        raise (Malformed if hello else Silent)(why(error)) from error
     try:
         key = check_hello(token, greeting, hello)
         if not admit:

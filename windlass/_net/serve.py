@@ -20,16 +20,18 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from windlass._errors import InvalidArgument, Timeout
 from windlass._net.address import Address, bound_to, caused_by, peer_of, why
 from windlass._net.address import listen as listen_on
-from windlass._net.handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, receive, side_door
+from windlass._net.handshake import DOOR_BYTES, NO_DOOR, SERVER, Denied, Malformed, Silent, receive, side_door
 from windlass._net.move import Arrivals, refusal
 from windlass._net.move import Host as MovingHost
 from windlass._rules.sync import OVERDUE_SECONDS
+from windlass.launch import is_echo
 
 HANDSHAKE_SECONDS = 5.0
 HANDSHAKES_MAX = 256
@@ -130,7 +132,8 @@ class Doorman:
             _log.info("handshake with %s: not done within %g s", peer, HANDSHAKE_SECONDS, extra=caused_by(peer))
             return
         except (Malformed, Denied, OSError) as error:
-            _log.info("handshake with %s: %s", peer, error, extra=caused_by(peer))
+            level = logging.DEBUG if isinstance(error, Silent) else logging.INFO
+            _log.log(level, "handshake with %s: %s", peer, error, extra=caused_by(peer))
             return
         try:
             if guest.role != SERVER:
@@ -269,11 +272,13 @@ def told_by_signal(stop: asyncio.Event, stays: Callable[[], bool] | None = None)
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    asked = False
+    asked: float | None = None
 
     def terminate() -> None:
         nonlocal asked
-        first, asked = not asked, True
+        if asked is not None and is_echo(asked):
+            return
+        first, asked = asked is None, time.monotonic()
         if not (first and stays is not None and stays()):
             stop.set()
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 #: In the order in which they run.
-SUITES = ("core", "wire", "local", "control", "sync", "train", "embed", "rules", "checkpoint")
-NEEDS_TORCH = {"train", "embed"}
+SUITES = ("core", "wire", "local", "control", "sync", "train", "embed", "rules", "checkpoint", "ray")
+NEEDS = {"train": "torch", "embed": "torch", "ray": "ray"}  # extras
 
 
 def command(suite: str, file: pathlib.Path, rows: int, short: bool) -> list[str]:
@@ -33,8 +33,9 @@ def run_all(
     for suite in suites:
         file = folder / f"{suite}.json"
         file.unlink(missing_ok=True)
-        if suite in NEEDS_TORCH and importlib.util.find_spec("torch") is None:
-            say(f"{suite}: not measured, torch is not installed")
+        needed = NEEDS.get(suite)
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            say(f"{suite}: not measured, {needed} is not installed")
             continue
         process = subprocess.Popen(command(suite, file, rows, short))
         try:

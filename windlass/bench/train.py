@@ -20,7 +20,7 @@ from windlass.bench._turns import Side, in_turns
 from windlass.testing import Servers
 
 MEASURED = "Medians of runs of many steps; ours and the peer take turns in the same run. Time to an accuracy: once."
-WORKERS, BATCH = 2, 128
+WORKERS, BATCH, BATCH_SHORT = 2, 128, 8
 STEPS, UNEVEN_STEPS = 20, 40
 ACCURACY = 0.96
 #: How each way is called, what the worker is told, and the least it should be to DDP.
@@ -36,7 +36,8 @@ def run(console: Console, rows: int, short: bool = False) -> Suite:
     """All figures. `rows` has no meaning here; short: to see that it works, not how fast."""
     del rows
     suite = Suite("train", console, MEASURED, short=short)
-    with Servers(WORKERS, kind="unix") as servers, Servers(1, kind="unix") as one, pair_of(servers, one) as pair:
+    batch = BATCH_SHORT if short else BATCH
+    with Servers(WORKERS, kind="unix") as servers, Servers(1, kind="unix") as one, pair_of(servers, one, batch) as pair:
         step_s = beside_ddp(suite, pair, 2 if short else STEPS)
         alone(suite, pair, 2 if short else STEPS)
         uneven(suite, pair, 4 if short else UNEVEN_STEPS, step_s)
@@ -52,7 +53,7 @@ def beside_ddp(suite: Suite, pair: "Pair", steps: int) -> float:
     for (name, _, bar), times in zip(WAYS, ours, strict=True):
         suite.rate(
             f"MNIST CNN, 2 workers, {name}",
-            steps * BATCH * WORKERS,
+            steps * pair.batch * WORKERS,
             "samples/s",
             times,
             ddp,
@@ -68,7 +69,7 @@ def alone(suite: Suite, pair: "Pair", steps: int) -> None:
     ours, plain = in_turns(*sides, length=suite.runs)
     suite.rate(
         "MNIST CNN, 1 worker and 1 server",
-        steps * BATCH,
+        steps * pair.batch,
         "samples/s",
         ours,
         plain,
@@ -81,7 +82,7 @@ def uneven(suite: Suite, pair: "Pair", steps: int, step_s: float) -> None:
     """A quarter of the steps takes four times as long, at random in both workers."""
     sides = (pair.runs({"way": way, "slow_s": step_s}, steps) for way in ("ssp:4", "bsp"))
     ssp, bsp = in_turns(*sides, length=suite.runs)
-    samples = steps * BATCH * WORKERS
+    samples = steps * pair.batch * WORKERS
     suite.rate("uneven workers, SSP(4)", samples, "samples/s", ssp, bsp, bar=1.15, against="BSP (theory 1.25)")
 
 
@@ -105,15 +106,15 @@ def to_accuracy(suite: Suite, pair: "Pair", step_s: float) -> None:
 class Pair:
     """The workers, each a process."""
 
-    def __init__(self, crew: Crew, servers: Servers, one: Servers) -> None:
+    def __init__(self, crew: Crew, servers: Servers, one: Servers, batch: int) -> None:
+        self.batch = batch
         self._crew = crew
         self._servers = {WORKERS: servers.addresses, 1: one.addresses}  # by the number of workers
 
     def answers(self, job: dict[str, Any], steps: int, run: int, world: int = WORKERS) -> list[dict[str, Any]]:
         """What each says of a job."""
-        return self._crew.ask(
-            {**job, "steps": steps, "run": run, "world": world, "servers": self._servers[world]}, world
-        )
+        what = {"batch": self.batch, "steps": steps, "run": run, "world": world, "servers": self._servers[world]}
+        return self._crew.ask({**job, **what}, world)
 
     def runs(self, job: dict[str, Any], steps: int, world: int = WORKERS) -> Side:
         """A side whose calls are runs of a job; the seconds are those of the slower worker."""
@@ -127,10 +128,10 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair_of(servers: Servers, one: Servers) -> Iterator[Pair]:
-    """The workers of these servers, and of the one server that one worker has alone."""
+def pair_of(servers: Servers, one: Servers, batch: int) -> Iterator[Pair]:
+    """The workers of these servers, and of the one server that one worker has alone; samples in a batch."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(pathlib.Path(folder) / "store")
         command = [sys.executable, "-m", "windlass.bench.train_worker"]
         with Crew([[*command, str(rank), str(WORKERS), store] for rank in range(WORKERS)]) as crew:
-            yield Pair(crew, servers, one)
+            yield Pair(crew, servers, one, batch)

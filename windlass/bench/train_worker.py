@@ -1,6 +1,7 @@
 """A worker of ``windlass bench train``: trains as each line of its standard input says, and answers with a line.
 
-    {"way": "bsp", "steps": 20, "run": 3, "world": 2, "servers": [...], "overlap": true}   ->   {"seconds": 3.1}
+    {"way": "bsp", "batch": 128, "steps": 20, "run": 3, "world": 2, "servers": [...], "overlap": true}
+        ->   {"seconds": 3.1}
 
 The ways are "plain" (torch.optim in this process), "ddp" (gloo) and the policies of consistency.
 """
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import windlass as wl
 
-BATCH, WARM_UP = 128, 3
+WARM_UP = 3
 SLOW_SHARE, SLOWER = 0.25, 4  # so many steps take so many times as long
 EPOCHS, KEEP_EVERY, TEST_SAMPLES = 1.5, 10, 2000  # until an accuracy is reached: at most two
 LEARNING_RATE = 0.25  # of one worker's gradients; a mean of two gets twice that
@@ -50,10 +51,10 @@ class Job:
     def __init__(self, rank: int, job: dict[str, Any]) -> None:
         self.rank, self.servers = rank, job["servers"]
         self.way, self.world, self.run = job["way"], job["world"], job["run"]
-        self.steps, self.overlap = job["steps"], job.get("overlap", False)
+        self.batch, self.steps, self.overlap = job["batch"], job["steps"], job.get("overlap", False)
         self.slow_s, self.until = job.get("slow_s", 0.0), job.get("until")
         torch.manual_seed(1000 * self.run + rank)
-        self.x, self.y = torch.randn(BATCH * 4, 1, 28, 28), torch.randint(0, 10, (BATCH * 4,))
+        self.x, self.y = torch.randn(self.batch * 4, 1, 28, 28), torch.randint(0, 10, (self.batch * 4,))
 
     def work(self) -> dict[str, Any]:
         """Trains; the seconds of the steps behind the first few."""
@@ -95,8 +96,8 @@ class Job:
         return model, opt
 
     def _step(self, model: Any, opt: Any, step: int) -> None:
-        first = step % 4 * BATCH
-        F.nll_loss(model(self.x[first : first + BATCH]), self.y[first : first + BATCH]).backward()
+        some = slice(step % 4 * self.batch, (step % 4 + 1) * self.batch)
+        F.nll_loss(model(self.x[some]), self.y[some]).backward()
         opt.step()
         opt.zero_grad()
 
@@ -108,7 +109,7 @@ class Job:
         kept: list[tuple[float, dict[str, Any]]] = []
         generator = torch.Generator().manual_seed(self.run)
         order = torch.cat([torch.randperm(len(x), generator=generator) for _ in range(2)])
-        batches = order[: int(EPOCHS * len(x))].split(BATCH)
+        batches = order[: int(EPOCHS * len(x))].split(self.batch)
         mine = batches[self.rank :: self.world][: len(batches) // self.world]
         slow = np.random.default_rng((self.run, self.rank)).random(len(mine)) < SLOW_SHARE
         dist.barrier()

@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from windlass.control import messages as m
 
 ROUND_BYTES_MAX = 64 << 20  # of all workers of an app together
@@ -35,6 +33,8 @@ def nbytes(given: Given) -> int:
 
 def complaint(numbers: m.Numbers) -> str:
     """What is wrong with an array that has come from elsewhere; "" if nothing is."""
+    import numpy as np  # here, since most schedulers never need it, and begin sooner without
+
     expected = math.prod(numbers.shape) * np.dtype(numbers.dtype).itemsize
     return (
         "" if len(numbers.data) == expected else f"expected {expected} bytes of {said(numbers)}, saw {nbytes(numbers)}"
@@ -71,6 +71,8 @@ def _differ(one: int, ones: Given, other: int, others: Given) -> m.Reduced:
 
 def combined(arrays: list[m.Numbers]) -> m.Reduced:
     """All of one kind, in the order of their ranks."""
+    import numpy as np
+
     op, name = arrays[0].op, arrays[0].dtype
     stored = np.dtype(name)
     each = (np.frombuffer(x.data, stored.newbyteorder("<")) for x in arrays)

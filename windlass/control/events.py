@@ -125,6 +125,8 @@ class End:
 
     failed: bool
     why: str
+    workers_lost: bool = False  #: nobody came in place of some that were lost, and the others were done without them
+    again: bool = False  #: before its work was done, and whoever starts all processes again may have it done
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Cluster(_Row, frozen=True):
     next_move: int
     next_save: int
     given_up: dict[str, str]
+    done_without: dict[str, str]
     levels: bool
 
 
@@ -78,6 +79,7 @@ class _App(_Row, frozen=True):
     save_at: int
     lost: int
     waited: list[int]
+    not_replaced: list[int]
     pulls_before: m.PullReport
 
 
@@ -215,6 +217,7 @@ def _cluster(state: "State", key: str) -> Cluster:
         state.moves.next,
         state.saves.next,
         state.given_up,
+        state.done_without,
         state.level.due,
     )
 
@@ -222,7 +225,7 @@ def _cluster(state: "State", key: str) -> Cluster:
 def _put_cluster(state: "State", key: str, row: Cluster) -> None:
     state.ever_started, state.shards_lost, state.views_before = row.ever_started, row.shards_lost, row.views_before
     state.next_object, state.moves.next, state.saves.next = row.next_object, row.next_move, row.next_save
-    state.given_up = dict(row.given_up)
+    state.given_up, state.done_without = dict(row.given_up), dict(row.done_without)
     state.level.due = row.levels
 
 
@@ -265,6 +268,7 @@ def _app(state: "State", key: str) -> _App | None:
         app.save_at,
         app.lost,
         sorted(app.waited),
+        sorted(app.not_replaced),
         app.pulls_before,
     )
 
@@ -274,6 +278,7 @@ def _put_app(state: "State", key: str, row: _App) -> None:
     app.view, app.size_in_view, app.started, app.first_view = row.view, row.size_in_view, row.started, row.first_view
     app.gathered, app.on_worker_loss, app.clock = row.gathered, row.on_worker_loss, row.clock
     app.save_at, app.lost, app.waited, app.pulls_before = row.save_at, row.lost, set(row.waited), row.pulls_before
+    app.not_replaced = set(row.not_replaced)
     state.apps[key] = app
 
 

@@ -30,11 +30,19 @@ _NOTHING = msgspec.Raw(b"null")
 class Checkpoints:
     """The folder of a cluster's checkpoints. write() and prune() are called from a thread."""
 
-    def __init__(self, where: str, keep: int, resume: str | None = None, app: str = "") -> None:
-        """`resume`: which one of `app` to begin with, or NEWEST. Raises NotFound, CorruptCheckpoint."""
+    def __init__(
+        self, where: str, keep: int, resume: str | None = None, app: str = "", since: float | None = None
+    ) -> None:
+        """`resume`: which one of `app` to begin with, or NEWEST. `since`: the newest goes before that, if it was taken
+        later, in seconds since 1970. Raises NotFound, CorruptCheckpoint.
+        """
         self._folder = Folder(where)
         self._keep = keep
         self.resume: Resume | None = None
+        if since is not None:
+            latest = newest(self._folder, app).checkpoint
+            if latest is not None and latest.manifest.created >= since:
+                resume = NEWEST
         if resume == NEWEST:
             found, passed = newest(self._folder, app)
             for place, why, *_ in passed:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from windlass import _core, _errors
-from windlass._errors import AccessDenied, Closed, ProtocolError, ServerLost, Timeout, WindlassError
+from windlass._errors import AccessDenied, Closed, ProtocolError, RankTaken, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address, Attempts, why
 from windlass._release import owns_native
 from windlass.control import messages as m
@@ -115,6 +115,8 @@ class Member:
         self._farewell: m.Leave | None = None
         self._leaving = threading.Event()  # since there is a farewell to be said, or the scheduler ends the cluster
         self._closed = threading.Event()  # since everything is over
+        self._retry_seconds = 0.0  # what the scheduler said when it refused
+        self._retry_told = False
         self._process = os.getpid()
         self._beat: _core.Heartbeat | None = None
         self.beating = threading.Event()  # since the first heartbeat
@@ -129,19 +131,32 @@ class Member:
         return self._ended
 
     @property
+    def over(self) -> bool:
+        """Whether the cluster has ended, or the scheduler has given us up."""
+        return self._ended is not None or self._leaving.is_set()
+
+    @property
     def away(self) -> bool:
         """Whether there is no connection to the scheduler at the moment."""
         return self._ws is None
 
-    def start(self, deadline: float) -> m.Welcome:
-        """Joins, trying for as long as the deadline allows. Raises what the scheduler refuses with."""
+    def start(self, deadline: float, *, once: bool = False) -> m.Welcome:
+        """Joins, trying for as long as the deadline allows. Raises what the scheduler refuses with.
+
+        Who finds its rank taken tries again for as long as the scheduler says: whoever has it may have died just now.
+        once: without another attempt.
+        """
         pause = _PAUSE_SECONDS[0]
         while True:
             try:
                 self._attach(self._greet(min(deadline, time.monotonic() + _ATTEMPT_SECONDS)))
                 break
-            except (ServerLost, Timeout):
-                if time.monotonic() + pause >= deadline:
+            except (ServerLost, Timeout, RankTaken) as error:
+                if isinstance(error, RankTaken) and not self._retry_told:
+                    self._retry_told = True
+                    deadline = min(deadline, time.monotonic() + self._retry_seconds)
+                    _log.warning("%s; tries again for %g s", error, max(0.0, deadline - time.monotonic()))
+                if once or time.monotonic() + pause >= deadline:
                     raise
                 if self._leaving.wait(pause):
                     raise Closed("the membership was closed") from None
@@ -163,9 +178,12 @@ class Member:
                     raise ServerLost(f"the scheduler at {self.address} is an older one: {older}")
                 case m.Welcome():
                     self.welcome = first
+                    # From now on a scheduler of another cluster at the same address is to refuse us.
+                    self.join = msgspec.structs.replace(self.join, cluster=first.cluster)
                     ws.notice_silence(first.failure_timeout)
                     return ws
-                case m.Refused(error, text):
+                case m.Refused(error, text, retry_seconds):
+                    self._retry_seconds = retry_seconds
                     raise error_of(error, f"the scheduler at {self.address} refused: {text}")
                 case _:
                     raise ProtocolError(f"the scheduler at {self.address}: expected a welcome, saw {first!r}")
@@ -177,10 +195,8 @@ class Member:
             raise _in_our_words(error, f"join the scheduler at {self.address}") from error
 
     def _join(self) -> m.Join:
-        """Once we belong to a cluster, no other will do."""
-        if not self.welcome.cluster:
-            return self.join
-        return self.again(msgspec.structs.replace(self.join, cluster=self.welcome.cluster))
+        """With what is to be said again, once we have been there."""
+        return self.again(self.join) if self.welcome.cluster else self.join
 
     def _attach(self, ws: WebSocket) -> None:
         with self._lock:

@@ -85,6 +85,7 @@ class Join(Message, frozen=True):
     barrier: U64 = 0  #: of a worker that comes back: the number of its next barrier
     reduced: Reduced | None = None  #: likewise: what it got at the one before, if that was an all-reduce
     home: Text = ""  #: where `pid` means this process: the same for all whom the scheduler's kernel can tell it of
+    tasks: U32 = 0  #: of an operator that is a task of an engine: how many of them are workers, of which it is `rank`
 
 
 class Ready(Message, frozen=True):
@@ -199,6 +200,7 @@ class Stop(Question, frozen=True):
     """Ends the cluster."""
 
     why: Text = ""
+    failed: bool = False
 
 
 class LeaseTerms(Message, frozen=True):
@@ -361,6 +363,7 @@ class Welcome(Message, frozen=True):
     places_why: str = ""  #: why they begin their epochs again, if they do
     saves: bool = False  #: there is a place for checkpoints
     generation: U64 = 0  #: how often a scheduler has begun with this one's journal; 0: it has none
+    linger: bool = False  #: the cluster stays when nobody uses it
 
 
 class Refused(Message, frozen=True):
@@ -368,6 +371,7 @@ class Refused(Message, frozen=True):
 
     error: str  #: the name of a class in windlass._errors
     why: str
+    retry_seconds: float = 0.0  #: for how long it may be worth joining again, since the reason may go away
 
 
 class Waiting(Message, frozen=True):
@@ -517,6 +521,7 @@ class Shutdown(Message, frozen=True):
     """The cluster ends."""
 
     why: str
+    unfinished: bool = False  #: before its work was done
 
 
 class Objects(Message, frozen=True):

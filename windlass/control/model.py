@@ -20,6 +20,8 @@ class Terms:
     start_timeout: float = SETTINGS["start_timeout"].default
     missing_seconds: float = 5.0  #: how often it is said who is missing
     linger: bool = False  #: stay when all workers have left
+    tasks: int = 0  #: of an engine, one for each worker: the cluster stays until they are over. 0: nobody knows of any
+    on_server_loss: str = SETTINGS["on_server_loss"].default
     quotas: dict[str, int] = dataclasses.field(default_factory=dict)  #: bytes, by app
     saves: bool = False  #: there is a place for checkpoints
     save_seconds: float | None = None  #: between two checkpoints; neither: only when somebody asks
@@ -80,6 +82,7 @@ class App:
     clock: int = 0  #: at which it started
     save_at: int = 0  #: the clock at which the next checkpoint is due
     lost: int = 0  #: workers, since the first view
+    not_replaced: set[int] = dataclasses.field(default_factory=set)  #: ranks that were lost, and nobody came
     waited: set[int] = dataclasses.field(default_factory=set)  #: ranks whose replacement is waited for
     ranks_up_to: int = 0  #: below it none is free
     left: dict[int, m.Report] = dataclasses.field(default_factory=dict)  #: the last word of workers that went, by rank

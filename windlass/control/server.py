@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from windlass import _core
-from windlass._errors import Closed, WindlassError
+from windlass._errors import Closed, ServerLost, Timeout, WindlassError
 from windlass._net.address import Address
 from windlass._net.move import send_shard
 from windlass._net.serve import Stop
@@ -25,6 +25,7 @@ _ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
 _AWAY_SECONDS = 10.0  # for a scheduler that has a journal to come back and decide
 _LOOK_SECONDS = 0.05
 _MOVES_KEPT = 1024
+_ORPHAN_LOOKS = 20  # in start_timeout
 _log = logging.getLogger("windlass")
 
 
@@ -45,6 +46,7 @@ class ServerMember:
         self._ending: threading.Thread | None = None
         self._leaving = False  # since SIGTERM
         self._retired = threading.Event()  # since we were told that it may be
+        self.finished = False  #: the cluster has done its work
         join = m.Join(
             "server",
             new_incarnation(),
@@ -69,11 +71,29 @@ class ServerMember:
             return
         except WindlassError as error:
             _log.error("server: %s", error)
-            self._stop(1)
+            self._stop(1 if isinstance(error, (ServerLost, Timeout)) else self._refused_code)
             return
         self._host.set_cluster(welcome.cluster, welcome.index)
         self._say_ready()
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
+        if not (self._settings.linger or welcome.linger):
+            self._end_when_alone(welcome.index)
+
+    def _end_when_alone(self, number: int) -> None:
+        """Without a scheduler for start_timeout, and without a client: nobody would ever end this server."""
+        patience = self._settings.start_timeout
+        alone = away = 0.0  # for how long
+        last = time.monotonic()
+        while not self._closing.wait(patience / _ORPHAN_LOOKS):
+            now = time.monotonic()
+            passed, last = min(now - last, patience / 4), now  # if it was we who slept, it may come yet
+            away = away + passed if self._member.away else 0.0
+            alone = alone + passed if self._host.lanes == 0 else 0.0
+            if away >= patience and alone >= min(patience, self._settings.failure_timeout):
+                away_for = f"its scheduler at {self._member.address} has been away for {patience:g} s"
+                _log.error("server %d ends: %s and no worker is connected (it stays with --linger)", number, away_for)
+                self._stop(1)
+                return
 
     def _say_ready(self) -> None:
         """Again whenever we come back: it may not have been heard."""
@@ -83,8 +103,9 @@ class ServerMember:
 
     def _heard(self, message: m.Message) -> None:
         match message:
-            case m.Shutdown(why):
+            case m.Shutdown(why, unfinished):
                 _log.info("server: the cluster ends: %s", why)
+                self.finished = not unfinished
                 self._stop(0)
             case m.Retire(why, drained):
                 _log.info("server: %s: %s", "everything has moved to others" if drained else "ends", why)
@@ -94,7 +115,7 @@ class ServerMember:
                     self._stop(0)
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
-                self._stop(1)
+                self._stop(self._refused_code)
             case m.Quota(app, size):
                 self._host.set_quota(app, size)
             case m.View():
@@ -126,6 +147,11 @@ class ServerMember:
                 self._shelf().over(save, complete)
             case m.Load():
                 self._shelf().load(message)
+
+    @property
+    def _refused_code(self) -> int:
+        """Another cluster is there by now, or somebody has our number still: one that is started again may get in."""
+        return int(self._settings.unfinished_code) or 1
 
     def stays(self) -> bool:
         """At SIGTERM: whether it ends by itself. If it alone was told to end, that is when others have all that it had;

@@ -76,9 +76,11 @@ class State:
         self.servers: dict[int, int] = {}  # incarnations, by number
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
         self.shards_lost = 0  # with them
+        self._tasks_over: set[int] = set()  # of an engine: ranks of workers whose task has ended
         self.lost_peers: dict[int, m.Peer] = {}  # they keep their places
         self._lost_reports: list[m.Report] = []  # what they counted has happened
-        self.given_up: dict[str, str] = {}  # apps whose lost workers nobody replaced: why
+        self.given_up: dict[str, str] = {}  # apps that waited in vain for a replacement: why
+        self.done_without: dict[str, str] = {}  # apps that were done without workers that were lost: which
         self.apps: dict[str, App] = {}
         self._done: dict[str, None] = {}  # apps that nobody uses any more, the oldest first
         self.views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
@@ -170,7 +172,7 @@ class State:
                     self._join(connection, join)
                 except Wrong as wrong:
                     self._free_if_unused(join.app)
-                    self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong))))
+                    self._out.append(Refuse(connection, m.Refused(wrong.error, str(wrong), wrong.retry_seconds)))
                     self._log("warning", f"refused a {join.role} (process {join.pid} on {join.host}): {wrong}")
             case Said(number, message) if number in self.members:
                 self._said(self.members[number], message)
@@ -188,7 +190,7 @@ class State:
             case Fired("save"):
                 self.saves.late()
             case Fired("end"):
-                self._end(failed=False, why="the scheduler was told to end")
+                self._end(failed=False, why="the scheduler was told to end", again=True)
             case Fired(timer) if timer.startswith("hold:"):
                 self.saves.take_held(timer.removeprefix("hold:"))
             case Fired(timer) if timer.startswith("due:"):
@@ -204,7 +206,7 @@ class State:
     def stop(self, why: str) -> list[Action]:
         """Ends the cluster."""
         if not self.ended:
-            self._end(failed=False, why=why)
+            self._end(failed=False, why=why, again=True)
         return self._take()
 
     def terminate(self, seconds: float) -> list[Action]:
@@ -286,6 +288,12 @@ class State:
         if self.returning.intersection(there):
             self._out.append(Defer(connection))
             return
+        if join.tasks not in (0, self.terms.tasks):
+            raise Wrong(
+                "InvalidArgument",
+                f"this task expects {join.tasks} workers, the first one {self.terms.tasks}: all tasks must have the "
+                "same --servers",
+            )
         match join.role:
             case "server":
                 self._server_came(connection, join)
@@ -333,7 +341,7 @@ class State:
         if member.join.role == "worker" and not self.apps[member.join.app].started:
             app = self.apps[member.join.app]
             welcome = self.resuming.tell(welcome, app.name, member.index, app.world_size)
-        return msgspec.structs.replace(welcome, saves=terms.saves)
+        return msgspec.structs.replace(welcome, saves=terms.saves, linger=terms.linger)
 
     def _catch_up(self, member: Member) -> None:
         """What somebody who was away may have missed."""
@@ -386,10 +394,13 @@ class State:
             if number >= SERVERS_MAX:
                 raise Wrong("ResourceExhausted", f"at most {SERVERS_MAX} servers, those that are gone included")
             return number
-        if wanted in taken:
-            raise Wrong("InvalidArgument", f"there is a server {wanted} already, or it is gone for good")
+        if wanted in self.servers:
+            raise self._taken(f"server number {wanted}", self.servers[wanted])
         text = f"expected one of {', '.join(map(str, free))}" if free else f"the next one has number {following}"
-        raise Wrong("InvalidArgument", f"server {wanted}: {text}")
+        if wanted in taken:
+            gone = "is lost with what it held" if wanted in self.lost else "was drained"
+            text = f"server {wanted} {gone}, and numbers are not given again; {text}"
+        raise Wrong("InvalidArgument", f"server number {wanted}: {text}")
 
     def server_peers(self) -> list[m.Peer]:
         """All, lost ones included, in the order of their numbers."""
@@ -445,10 +456,12 @@ class State:
         rank = join.rank
         if rank is None:
             rank = app.free_rank()
+            if rank == join.world_size == len(app.workers):
+                raise self._taken(f"each of the {rank} ranks of app {app.name!r}", *app.workers.values())
         if rank >= join.world_size:
             raise Wrong("InvalidArgument", f"rank {rank} is not in a world of {join.world_size} (app {app.name!r})")
         if rank in app.workers:
-            raise Wrong("InvalidArgument", f"rank {rank} is taken, by {self.members[app.workers[rank]].name}")
+            raise self._taken(f"rank {rank}", app.workers[rank])
         if grows:
             self._log("info", f"app {app.name!r} grows from {app.world_size} to {join.world_size} workers")
             app.world_size = join.world_size
@@ -462,6 +475,7 @@ class State:
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
         if app.started:
             app.waited.discard(rank)
+            app.not_replaced.discard(rank)
             app.left.pop(rank, None)
             self.note("left", f"{rank}/{app.name}")
             if first:
@@ -473,6 +487,12 @@ class State:
             if first:
                 self._out.append(Timer(f"start:{app.name}", self.terms.start_timeout))
             self._start_if_complete(app)
+
+    def _taken(self, what: str, *by: int) -> Wrong:
+        """Whoever has it may be dead without our knowing it yet: a restarter can be quicker than failure_timeout."""
+        names = [self.members[number].name for number in by[:NAMED_MAX]]
+        more = f" and {len(by) - NAMED_MAX} more" if len(by) > NAMED_MAX else ""
+        return Wrong("RankTaken", f"{what} is taken, by {', '.join(names)}{more}", self.terms.failure_timeout + 1.0)
 
     def _reader_came(self, connection: int, join: m.Join) -> None:
         app = self._app(join)
@@ -550,7 +570,9 @@ class State:
             self.note("left", f"{rank}/{app.name}")
         app.left.clear()
         app.lost = 0
+        app.not_replaced.clear()
         self.given_up.pop(app.name, None)
+        self.done_without.pop(app.name, None)
         self.note("cluster")
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
@@ -691,7 +713,18 @@ class State:
                 self._worker_gone(self.apps[member.join.app], member, lost)
             case "reader":
                 del self.apps[member.join.app].readers[number]
+            case "operator" if member.join.tasks and member.join.rank is not None:
+                self._tasks_over.add(member.join.rank)
+                for app in list(self.apps.values()) if self._no_more_tasks else []:
+                    self._give_up_waiting(app.name)
         self._free_if_unused(member.join.app)
+        if self._no_more_tasks and not self.ended:
+            self._end_if_done()
+
+    @property
+    def _no_more_tasks(self) -> bool:
+        """Whether no worker can come any more."""
+        return 0 < self.terms.tasks == len(self._tasks_over)
 
     def _worker_gone(self, app: App, member: Member, lost: bool) -> None:
         del app.workers[member.index]
@@ -706,6 +739,8 @@ class State:
         app.left[member.index] = member.report
         self.note("left", f"{member.index}/{app.name}")
         app.lost += lost
+        if lost:
+            app.not_replaced.add(member.index)
         if lost and app.on_worker_loss == "wait":
             app.waited.add(member.index)
             self._log("warning", f"app {app.name!r} waits for a replacement of {named(app.waited)}")
@@ -716,15 +751,16 @@ class State:
         self._next_view(app)
         self.saves.ask_again(app)
         if not app.workers:
-            self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
+            seconds = 0.0 if self._no_more_tasks else self.terms.start_timeout
+            self._out.append(Timer(f"replace:{app.name}", seconds))
 
     def _give_up_waiting(self, name: str) -> None:
         """All workers were lost, and nobody has come in their place."""
         app = self.apps.get(name)
         if app is None or app.workers or not app.waited:
             return
-        seconds = f"{self.terms.start_timeout:g} s"
-        why = f"app {name!r} was lost: nobody came within {seconds} in place of {named(app.waited)}"
+        within = "" if self._no_more_tasks else f" within {self.terms.start_timeout:g} s"
+        why = f"app {name!r} was lost: nobody came{within} in place of {named(app.waited)}"
         self._log("error", why)
         self.given_up[name] = why
         self.note("cluster")
@@ -734,6 +770,10 @@ class State:
 
     def _app_over(self, app: App) -> None:
         app.started = False
+        if app.not_replaced and app.name not in self.given_up:
+            ranks = named(app.not_replaced)
+            self.done_without[app.name] = f"app {app.name!r} was done without {ranks}, lost and not replaced"
+            self.note("cluster")
         app.barrier = self.new_barrier()
         app.view += 1
         self.note("apps", app.name)
@@ -762,6 +802,8 @@ class State:
             self._log("error", f"{shards} shards were on server {member.index} and are lost")
         clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
+        if self.terms.on_server_loss == "end":
+            self._end(failed=True, why=f"{member.name} was lost: {why}", again=True)
 
     def retire(self, index: int, why: str) -> None:
         """A server that is empty: it is a member no more, and its number is used up, but nothing was lost."""
@@ -802,19 +844,21 @@ class State:
             self._out.append(Timer(f"due:{name}", self.terms.save_seconds))
 
     def _end_if_done(self) -> None:
-        if self.terms.linger or any(app.busy for app in self.apps.values()) or self.saves.going is not None:
+        if self.terms.linger or (self.terms.tasks and not self._no_more_tasks):
+            return
+        if any(app.busy for app in self.apps.values()) or self.saves.going is not None:
             return
         whys = list(self.given_up.values())
         if self.shards_lost:
             servers = ", ".join(map(str, sorted(self.lost)))
             whys.append(f"all workers have left, and {self.shards_lost} shards were lost with server {servers}")
-        self._end(failed=bool(whys), why="; ".join(whys) or "all workers have left")
+        self._end(failed=bool(whys), why="; ".join([*(whys or ["all workers have left"]), *self.done_without.values()]))
 
-    def _end(self, *, failed: bool, why: str) -> None:
+    def _end(self, *, failed: bool, why: str, again: bool = False) -> None:
         self._log("info", f"the cluster ends: {why}")
         self.note("cluster")
-        self._tell(self.members, m.Shutdown(why))
-        self._out.append(End(failed, why))
+        self._tell(self.members, m.Shutdown(why, failed or again))
+        self._out.append(End(failed, why, bool(self.done_without), again))
         self.ended = True
 
     # -- what members say --------------------------------------------------------------------------------------------
@@ -898,7 +942,7 @@ class State:
                 self.saves.asked(question, app, asker)
             case m.Stop(number, why):
                 self._tell([asker], m.Answer(number))
-                self._end(failed=False, why=why or "an operator asked for it")
+                self._end(failed=question.failed, why=why or "an operator asked for it")
 
     def _hold(self, member: Member) -> None:
         """A worker waits for a checkpoint before it ends."""

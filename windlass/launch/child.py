@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import selectors
 import signal
 import subprocess
 import sys
@@ -20,7 +21,10 @@ _QUIET_AT_THE_END = (*_QUIET, "WARNING ")  # who leaves when somebody ends the r
 
 
 class Child:
-    """One process in a group of its own, so that what it forks can be ended with it."""
+    """One process in a group of its own, so that what it forks can be ended with it.
+
+    prefix: what its lines begin with, if not its name.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Child:
         log_dir: pathlib.Path | None,
         append: bool = False,
         colour: str = "",
+        prefix: str | None = None,
         pass_fds: Sequence[int] = (),
         dies_with_us: bool,
     ) -> None:
@@ -41,7 +46,9 @@ class Child:
         self.code: int | None = None
         self.quiet: tuple[str, ...] = _QUIET  #: beginnings of lines of a server or the scheduler that are not shown
         self.last_words = LastWords(is_server=role != "worker")
-        self._prefix = f"{colour}[{self.name}]\033[0m " if colour else f"[{self.name}] "
+        self._prefix = prefix
+        if prefix is None:
+            self._prefix = f"{colour}[{self.name}]\033[0m " if colour else f"[{self.name}] "
         self._rest = b""
         self._log: LogFile | None = None
         if log_dir is not None:
@@ -79,6 +86,12 @@ class Child:
         for line in lines:
             self._show(line.decode(errors="replace").rstrip("\r"), verbose)
         return bool(data)
+
+    def has_output(self) -> bool:
+        """Whether there is something to read, or the end of its output."""
+        with selectors.DefaultSelector() as one:
+            one.register(self.output, selectors.EVENT_READ)
+            return bool(one.select(0))
 
     def _show(self, line: str, verbose: bool) -> None:
         if verbose or self.role == "worker" or not line.startswith(self.quiet):

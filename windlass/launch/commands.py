@@ -1,18 +1,28 @@
 """The commands that start clusters and look at them."""
 
 import difflib
+import enum
 import functools
 import logging
 import os
 import pathlib
 import sys
 from collections.abc import Callable
+from secrets import token_hex
 from typing import Annotated, Any
 
 import typer
 
 from windlass._errors import InvalidArgument, WindlassError
-from windlass._settings import SETTINGS, Settings, load
+from windlass._settings import SETTINGS, Settings, given_token, load
+from windlass.launch import STRATEGIES
+
+
+class Engine(enum.StrEnum):
+    """What starts the processes of a run."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def _option(name: str, *flags: str) -> Any:
@@ -48,6 +58,7 @@ Linger = Annotated[bool | None, _option("linger", "--linger/--no-linger")]
 LogDir = Annotated[pathlib.Path | None, _option("log_dir")]
 MemoryBytesMax = Annotated[str | None, _option("memory_bytes_max")]
 NoToken = Annotated[bool | None, _option("no_token", "--no-token")]
+OnServerLoss = Annotated[str | None, _option("on_server_loss")]
 OnWorkerLoss = Annotated[str | None, _option("on_worker_loss")]
 Progress = Annotated[bool | None, _option("progress", "--progress/--no-progress")]
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="The `windlass run` of this name.")]
@@ -65,9 +76,16 @@ ResumeFrom = Annotated[
 ]
 TokenFile = Annotated[pathlib.Path | None, _option("token_file")]
 Transport = Annotated[str | None, _option("transport")]
+UnfinishedCode = Annotated[str | None, _option("unfinished_code")]
 Workers = Annotated[str | None, _option("workers")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 PassThrough = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def _resources(kind: str) -> Any:
+    """What Ray is to give each server or worker, as an option."""
+    text = f"With --on ray: what each {kind} is to have, such as CPU=4,GPU=1. Default: CPU=1."
+    return typer.Option(metavar="amounts", help=text, show_default=False)
 
 
 def settings_of(given: dict[str, Any]) -> Settings:
@@ -112,6 +130,8 @@ def server(
     token_file: TokenFile = None,
     no_token: NoToken = None,
     start_timeout: StartTimeout = None,
+    linger: Linger = None,
+    unfinished_code: UnfinishedCode = None,
     tls_ca: TlsCa = None,
     config: Config = None,
     exit_with_stdin: ExitWithStdin = False,
@@ -142,6 +162,8 @@ def scheduler(
     start_timeout: StartTimeout = None,
     linger: Linger = None,
     state: State = None,
+    on_server_loss: OnServerLoss = None,
+    unfinished_code: UnfinishedCode = None,
     checkpoint_dir: CheckpointDir = None,
     checkpoint_every: CheckpointEvery = None,
     checkpoint_keep: CheckpointKeep = None,
@@ -199,6 +221,13 @@ def run(
             min=0, metavar="count", help="How often to start again from the last checkpoint when a server is lost."
         ),
     ] = 3,
+    on: Annotated[Engine, typer.Option(help="Where its processes run.")] = Engine.LOCAL,
+    resources_per_worker: Annotated[str | None, _resources("worker")] = None,
+    resources_per_server: Annotated[str | None, _resources("server")] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(STRATEGIES), help="How Ray places them. Default: SPREAD.", show_default=False),
+    ] = None,
     config: Config = None,
     name: Annotated[
         str | None, typer.Option(help="What others call this run. Default: the script's name.", show_default=False)
@@ -210,19 +239,29 @@ def run(
 ) -> None:
     """Starts a scheduler, servers and workers on this machine, each worker running the script.
 
-    What follows the script is passed on to it as it is.
+    What follows the script is passed on to it as it is. With --on ray they run on the nodes of a Ray cluster.
     """
-    from windlass.launch.run import run as run_all
-
     if script.startswith("-"):
         raise InvalidArgument(f"windlass run: there is no option {script}{_meant(context, script)}")
     shown = None if progress is None else "on" if progress else "off"
     settings = settings_of({**locals(), "progress": shown})
     which = resumed(resume, resume_from)
     command = [script, *context.args]
-    raise typer.Exit(
-        run_all(settings, command, name=name, dry_run=dry_run, verbose=verbose, resume=which, restarts=restarts)
-    )
+    options: dict[str, Any] = {"name": name, "dry_run": dry_run, "verbose": verbose, "resume": which}
+    if on == Engine.RAY:
+        from windlass.ray._script import read_resources, run_script
+
+        options["resources_per_worker"] = read_resources(resources_per_worker, "--resources-per-worker")
+        options["resources_per_server"] = read_resources(resources_per_server, "--resources-per-server")
+        raise typer.Exit(
+            run_script(settings, command, strategy=strategy or STRATEGIES[0], restarts=restarts, **options)
+        )
+    for option in ("resources_per_worker", "resources_per_server", "strategy"):
+        if locals()[option] is not None:
+            raise InvalidArgument(f"--{option.replace('_', '-')} is for --on ray")
+    from windlass.launch.run import run as run_all
+
+    raise typer.Exit(run_all(settings, command, restarts=restarts, **options))
 
 
 def resumed(resume: bool, resume_from: str | None) -> str | None:
@@ -237,6 +276,112 @@ def _meant(context: typer.Context, option: str) -> str:
     known = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     close = difflib.get_close_matches(option.partition("=")[0], known, 1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def kubernetes(
+    context: typer.Context,
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command, after --, and its arguments.")],
+    image: Annotated[str, typer.Option(help="The image of the pods, with Windlass and the script.")],
+    servers: Servers = None,
+    workers: Workers = None,
+    gpus: Annotated[int, typer.Option(min=0, metavar="count", help="GPUs of each worker. Default: 0.")] = 0,
+    cpu: Annotated[str | None, typer.Option(metavar="CORES", help="Cores of each worker.")] = None,
+    memory: Annotated[str | None, typer.Option(metavar="BYTES", help="Memory of each worker, such as 16Gi.")] = None,
+    server_cpu: Annotated[str, typer.Option(metavar="CORES", help="Cores of each server, and its threads.")] = "1",
+    server_memory: Annotated[str, typer.Option(metavar="BYTES", help="Memory of each server.")] = "4Gi",
+    server_image: Annotated[
+        str | None, typer.Option(help="The image of servers and scheduler, if another.", show_default=False)
+    ] = None,
+    jobset: Annotated[bool, typer.Option("--jobset", help="A JobSet instead of three Jobs.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="What the objects are called. Default: the script's name.", show_default=False)
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Their namespace. Default: kubectl's.")] = None,
+    app: App = None,
+    sync: Sync = None,
+    on_worker_loss: OnWorkerLoss = None,
+    failure_timeout: FailureTimeout = None,
+    start_timeout: StartTimeout = None,
+    threads: Threads = None,
+    memory_bytes_max: MemoryBytesMax = None,
+    staging_bytes_max: StagingBytesMax = None,
+    allow: Allow = None,
+    function_seconds: FunctionSeconds = None,
+    checkpoint_dir: CheckpointDir = None,
+    checkpoint_claim: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A PersistentVolumeClaim for checkpoints.", show_default=False)
+    ] = None,
+    checkpoint_size: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Make one of this size, such as 100Gi.", show_default=False)
+    ] = None,
+    storage_class: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The storage class of that one.", show_default=False)
+    ] = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_keep: CheckpointKeep = None,
+    checkpoint_rate: CheckpointRate = None,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, metavar="count", help="How often all start again when a server is lost.")
+    ] = 3,
+    worker_restarts: Annotated[
+        int, typer.Option(min=0, metavar="count", help="How often each worker is started again.")
+    ] = 3,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of all pods. May be repeated.")
+    ] = None,
+    env_from: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SECRET", help="A Secret whose keys are variables of all pods. May be repeated."),
+    ] = None,
+    token_file: TokenFile = None,
+    secret: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A Secret with the key `token`. Default: one is made.", show_default=False),
+    ] = None,
+    pull_secret: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The Secret to pull images with.", show_default=False)
+    ] = None,
+    user: Annotated[str, typer.Option(metavar="UID|image", help="Who the pods run as; image: whom it names.")] = "1000",
+    config: Config = None,
+) -> None:
+    """Prints what `kubectl apply -f -` makes a scheduler, servers and workers of, each worker running the command."""
+    from windlass.launch.kubernetes import KubernetesRun, print_documents
+
+    settings = settings_of(locals())
+    if user != "image" and not (user.isdecimal() and 0 < int(user) < 2**31):
+        raise InvalidArgument(f"--user {user}: expected a user's number above 0, or image")
+    wanted = KubernetesRun(
+        image,
+        [command, *context.args],
+        name=name,
+        namespace=namespace,
+        server_image=server_image,
+        gpus=gpus,
+        cpu=cpu,
+        memory=memory,
+        server_cpu=server_cpu,
+        server_memory=server_memory,
+        jobset=jobset,
+        restarts=restarts,
+        worker_restarts=worker_restarts,
+        claim=checkpoint_claim,
+        size=checkpoint_size,
+        storage_class=storage_class,
+        secret=secret,
+        pull_secret=pull_secret,
+        user=None if user == "image" else int(user),
+        environment=tuple(env or ()),
+        environment_from=tuple(env_from or ()),
+        resume=resumed(resume, resume_from),
+    )
+    token = given_token(settings)
+    if secret is not None and token is not None:
+        raise InvalidArgument(
+            "--secret names a Secret that is there; --token-file and WINDLASS_TOKEN are for a new one"
+        )
+    typer.echo(print_documents(wanted, settings, token_hex(32).encode() if token is None else token), nl=False)
 
 
 def worker(
@@ -426,3 +571,4 @@ def add_to(app: typer.Typer) -> None:
     for command in (server, scheduler, status, top, metrics, doctor, move, drain):
         app.command()(plainly(command))
     app.command(context_settings=PassThrough)(plainly(worker))
+    app.command(context_settings=PassThrough)(plainly(kubernetes))

@@ -13,16 +13,40 @@ of them the traceback is shown, of the others a line.
 
 import signal
 import sys
+from collections.abc import Callable
+from typing import Protocol
 
-from windlass.launch.child import Child, describe
+from windlass.launch.child import describe
+from windlass.launch.last_words import LastWords
 from windlass.launch.output import show
 
 
-class Failures:
-    """Of one run, in the order in which they were noticed."""
+class Ended(Protocol):
+    """A process that has ended, here or on another host."""
 
-    def __init__(self) -> None:
-        self._first: Child | None = None
+    @property
+    def role(self) -> str:
+        """What it was."""
+
+    @property
+    def name(self) -> str:
+        """Its role and number."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or the signal that ended it with a minus."""
+
+    @property
+    def last_words(self) -> LastWords:
+        """What it said at last."""
+
+
+class Failures:
+    """Of one run, in the order in which they were noticed. to: who is told."""
+
+    def __init__(self, to: Callable[[str], object] | None = None) -> None:
+        self._say = say if to is None else to
+        self._first: Ended | None = None
         self._told = 0  # how many there were
         self._tracebacks: list[list[str]] = []  # that were shown
         self._shows = True  # whether the next traceback is shown
@@ -32,7 +56,7 @@ class Failures:
         """Whether the first to end was a server or the scheduler, so that failures of workers may follow from it."""
         return self._first is not None and self._first.role != "worker"
 
-    def tell(self, child: Child, then: str = "") -> None:
+    def tell(self, child: Ended, then: str = "") -> None:
         """Says that it has ended, and what happens now."""
         self._first = self._first or child
         self._told += 1
@@ -43,26 +67,26 @@ class Failures:
             text = "\n  ".join([f"{text}:", *words])
         elif words:
             text = f"{text}: {_kind(child)}"
-        say(text)
+        self._say(text)
 
     def forgive(self) -> None:
         """Somebody replaces who has failed: the next failure may be another matter."""
         self._shows = True
 
-    def conclude(self, failed: Child, code: int, just_told: bool) -> None:
+    def conclude(self, failed: Ended, code: int, just_told: bool) -> None:
         """Says where the exit code comes from, unless that is all that was said, and just now."""
         if self._first is not None and not (just_told and self._told == 1):
             first = f"; the first to end was {self._first.name}, with {describe(self._first.code or 0)}"
-            say(f"exit code {code}, that of {failed.name}{'' if self._first.name == failed.name else first}")
+            self._say(f"exit code {code}, that of {failed.name}{'' if self._first.name == failed.name else first}")
 
 
-def _kind(child: Child) -> str:
+def _kind(child: Ended) -> str:
     """Of an exception, its class; of what a server says, everything."""
     error = child.last_words.error
     return error.partition(":")[0].rpartition(".")[2] if child.role == "worker" else error
 
 
-def how(child: Child) -> str:
+def how(child: Ended) -> str:
     """What it ended with. SIGKILL comes from the run only when it ends, and then nobody is told."""
     killed = child.code == -signal.SIGKILL
     return describe(child.code or 0) + (" (not sent by this run: out of memory?)" if killed else "")

@@ -17,7 +17,7 @@ from windlass._net.address import Address
 from windlass._net.serve import Stop, check_reach, serve
 from windlass._net.token import own_token_file
 from windlass._settings import Settings, every, load, token_of, uses_own_token, with_memory_cap
-from windlass.launch import CANNOT_BEGIN, rundir
+from windlass.launch import CANNOT_BEGIN, WORKERS_LOST, rundir
 from windlass.launch.log import set_up_log
 from windlass.launch.output import show
 
@@ -122,7 +122,9 @@ def run_server(settings: Settings, listen: list[Address], until_eof: int | None 
                 member.start()
             announce("server", told, settings)
 
-        return serve(listen, token, host, ready, until_eof, lambda: any(one.stays() for one in members))
+        code = serve(listen, token, host, ready, until_eof, lambda: any(one.stays() for one in members))
+        unfinished = any(not member.finished for member in members)
+        return settings.unfinished_code if unfinished and code == 0 else code
 
 
 def run_scheduler(
@@ -191,9 +193,10 @@ def _schedule(
     if settings.checkpoint_dir is not None:
         from windlass.control.manifests import Checkpoints
 
+        since = _seconds_of("WINDLASS_RESUME_SINCE")
         kept_at = settings.checkpoint_dir, settings.checkpoint_keep
         try:
-            checkpoints = Checkpoints(*kept_at, which if before is None else resumed, settings.app)
+            checkpoints = Checkpoints(*kept_at, which if before is None else resumed, settings.app, since)
         except (NotFound, CorruptCheckpoint):
             if before is None:
                 raise
@@ -206,10 +209,12 @@ def _schedule(
         settings.failure_timeout,
         settings.start_timeout,
         linger=settings.linger,
+        on_server_loss=settings.on_server_loss,
         quotas=settings.quotas,
         saves=settings.checkpoint_dir is not None,
         save_seconds=seconds,
         save_iterations=iterations,
+        tasks=int(os.environ.get("WINDLASS_TASKS") or 0),
     )
 
     def ready(bound: Address) -> None:
@@ -230,7 +235,17 @@ def _schedule(
         )
     except Unreadable as error:
         raise InvalidArgument(f"state {settings.state}: {error}") from None
-    return 1 if end.failed else 0
+    if end.again and settings.unfinished_code:
+        return int(settings.unfinished_code)
+    return 1 if end.failed else WORKERS_LOST if end.workers_lost else 0
+
+
+def _seconds_of(variable: str) -> float | None:
+    text = os.environ.get(variable)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise InvalidArgument(f"{variable}={text}: expected a number of seconds") from None
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -32,9 +32,10 @@ from windlass._net.address import Address, bound_to
 from windlass._net.address import listen as listen_on
 from windlass._net.token import read_token, user_folder
 from windlass._settings import SAVE_SECONDS, Settings, given_token, with_memory_cap
-from windlass.launch import CANNOT_BEGIN, ENDING, GROUP_LOST, rundir
+from windlass.launch import CANNOT_BEGIN, ENDING, GROUP_LOST, environment, rundir
 from windlass.launch.child import Child, colours, describe
 from windlass.launch.failures import Failures, how, say
+from windlass.launch.last_save import LastSave, newest_in
 from windlass.launch.output import show
 
 if TYPE_CHECKING:
@@ -70,78 +71,41 @@ def plan(
     resume: str | None = None,
 ) -> list[Plan]:
     """Who is started, and with what."""
-    common = {
-        "WINDLASS_ADDRESS": address,
-        "WINDLASS_CLUSTER": f"{cluster:016x}",
-        "WINDLASS_TOKEN_FILE": str(folder / "token"),  # one for all: _start() hides WINDLASS_TOKEN, which counts more
-        "WINDLASS_NO_TOKEN": "0",
-        "WINDLASS_TRANSPORT": settings.transport,
-        "WINDLASS_ROLE": "worker",  # what each is, run says; a file may say otherwise, for another day
-        "PYTHONUNBUFFERED": "1",
-    }
-    if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir:
-        values = {**settings.values, "checkpoint_dir": str(pathlib.Path(settings.checkpoint_dir).absolute())}
-        settings = dataclasses.replace(settings, values=values)
+    settings = environment.with_whole_paths(settings)
+    common = environment.of_all(settings, address, cluster)
+    common["WINDLASS_TOKEN_FILE"] = str(folder / "token")  # _start() hides WINDLASS_TOKEN, which counts more
     if settings.config is not None:
         common["WINDLASS_CONFIG"] = str(settings.config.resolve())
     role = [sys.executable, "-m", "windlass.launch.roles"]
-    for_all = {
-        f"WINDLASS_{name.upper()}": str(settings[name])
-        for name in (
-            "failure_timeout",
-            "start_timeout",
-            "threads",
-            "memory_bytes_max",
-            "arena_bytes_max",
-            "staging_bytes_max",
-            "allow",
-            "function_seconds",
-            "checkpoint_dir",
-            "checkpoint_every",
-            "checkpoint_keep",
-            "checkpoint_rate",
-            "checkpoint_bytes_max",
-        )
-        if settings.sources[name] != "default"
-    }
-    for_all["WINDLASS_LISTEN"] = "tcp://127.0.0.1:0"
-    scheduler = {
-        "WINDLASS_SERVERS": str(settings.servers),
-        "WINDLASS_LINGER": "1",
-        "WINDLASS_APP": settings.app,
-        "WINDLASS_RESUME": resume or "",
-        "WINDLASS_STATE": str(folder / "scheduler.state"),
-        "WINDLASS_RUN_SETTINGS": json.dumps(settings.describe()),
-    }
+    for_all = environment.of_services(settings) | {"WINDLASS_LISTEN": "tcp://127.0.0.1:0"}
+    scheduler = environment.of_scheduler(settings, resume)
+    scheduler["WINDLASS_STATE"] = str(folder / "scheduler.state")
     if settings.allow:  # modules beside the script are found, as the script finds them
         beside = [str(pathlib.Path(command[0]).parent.resolve()), os.environ.get("PYTHONPATH")]
         for_all["PYTHONPATH"] = os.pathsep.join(filter(None, beside))
     plans = [Plan("scheduler", 0, [*role, "scheduler"], common | for_all | scheduler)]
     for i in range(settings.servers):
         plans.append(Plan("server", i, [*role, "server"], common | for_all | {"WINDLASS_NUMBER": str(i)}))
-    if command[0].endswith(".py") or not os.access(command[0], os.X_OK):
-        command = [sys.executable, *command]
+    command = runnable(command)
     master = str(_free_port())
     for rank in range(settings.workers):
-        theirs = {
-            "RANK": str(rank),
+        theirs = environment.of_worker(settings, rank) | {
             "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(settings.workers),
             "LOCAL_WORLD_SIZE": str(settings.workers),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": master,
-            "WINDLASS_APP": settings.app,
-            "WINDLASS_ON_WORKER_LOSS": settings.on_worker_loss,
         }
-        if settings.sync is not None:
-            theirs["WINDLASS_SYNC"] = settings.sync
         if settings.checkpoint_dir is not None:
-            theirs["WINDLASS_CHECKPOINT_DIR"] = settings.checkpoint_dir
             theirs["WINDLASS_RUN_DIR"] = str(folder)
-        if settings.sources["start_timeout"] != "default":
-            theirs["WINDLASS_START_TIMEOUT"] = str(settings.start_timeout)
         plans.append(Plan("worker", rank, command, common | theirs))
     return plans
+
+
+def runnable(command: list[str]) -> list[str]:
+    """A script and its arguments, with Python in front where it needs that."""
+    if command[0].endswith(".py") or not os.access(command[0], os.X_OK):
+        return [sys.executable, *command]
+    return command
 
 
 def _free_port() -> int:
@@ -188,13 +152,13 @@ def run(
         code, lost = _run_once(settings, command, free, str(script.resolve()), resume, verbose)
         if lost is None or attempt == restarts or settings.checkpoint_dir is None:
             break
-        resume = _newest(settings) or resume
+        resume = newest_checkpoint(settings) or resume
         where = "from the beginning: there is no checkpoint yet" if resume is None else "from the last checkpoint"
         show(f"windlass run: {lost}; restart {attempt + 1} of {restarts}, {where}", sys.stderr)
     return code
 
 
-def _newest(settings: Settings) -> str | None:
+def newest_checkpoint(settings: Settings) -> str | None:
     """What to go on from, if there is a checkpoint."""
     from windlass._checkpoint.folder import Folder
     from windlass._checkpoint.reader import newest
@@ -222,12 +186,6 @@ def _run_once(
         finally:
             launch.end_all()
             rundir.remove(folder)
-
-
-def _newest_in(status: dict[str, Any] | None) -> dict[str, str] | None:
-    """The ids of the newest checkpoints by app, in what the scheduler says; None: it says nothing."""
-    saves = {} if status is None else status.get("checkpoints") or {}
-    return None if status is None else {app: one["id"] for app, one in (saves.get("last") or {}).items()}
 
 
 def _lives(pid: int) -> bool:
@@ -366,15 +324,12 @@ class _Launch:
         interrupted, self._interrupted = self._interrupted, None
         self._terminating = interrupted == signal.SIGTERM
         asks = interrupted == signal.SIGTERM and bool(self._running("worker"))
-        before = _newest_in(self._status()) if asks else None
-        asked = asks and self._ask_for_checkpoint()
+        before = newest_in(self._status()) if asks else None
+        last = LastSave(asks and self._ask_for_checkpoint(), before)
         deadline = time.monotonic() + (SAVE_SECONDS if interrupted is not None else _FOREVER_SECONDS)
         while time.monotonic() < deadline and self._interrupted is None and self._running("scheduler"):
-            if (status := self._status()) is not None:  # it may be too busy to answer
-                saves, newest = status.get("checkpoints") or {}, _newest_in(status)
-                before = newest if before is None else before
-                if not saves.get("going") and (not asked or newest != before or saves.get("failed")):
-                    break
+            if last.is_over(self._status()):
+                break
             self._turn(_LOOK_SECONDS)
         self._interrupted = interrupted or self._interrupted
 
@@ -429,7 +384,7 @@ class _Launch:
 
     def _ended(self, child: Child) -> None:
         child.reap()
-        while child.output in self._selector.get_map() and child.read(self._verbose) and self._more(child):
+        while child.output in self._selector.get_map() and child.read(self._verbose) and child.has_output():
             pass
         told = self._terminating and child.role == "worker" and child.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
         if child.code == 0 or told or (self._ending and not self._is_consequence(child)):
@@ -513,13 +468,6 @@ class _Launch:
 
     _ending = False
     _terminating = False  # workers may have got the signal, too, and end when the checkpoint is armed
-
-    @staticmethod
-    def _more(child: Child) -> bool:
-        """Whether there is unread output."""
-        with selectors.DefaultSelector() as one:
-            one.register(child.output, selectors.EVENT_READ)
-            return bool(one.select(0))
 
     def end_all(self) -> None:
         """Ends whatever still runs: workers are asked first, the others when no worker needs them any more."""

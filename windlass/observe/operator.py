@@ -36,11 +36,29 @@ class Operator:
     """A connection to the scheduler; a context manager."""
 
     def __init__(
-        self, address: Address, token: bytes, timeout: float = 10.0, tls: ssl.SSLContext | None = None
+        self,
+        address: Address,
+        token: bytes,
+        timeout: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        *,
+        join: m.Join | None = None,
+        once: bool = False,
     ) -> None:
-        join = m.Join("operator", new_incarnation(), **here())
+        """join: what it says of itself, if it is more than that. once: without another attempt if nobody is there."""
+        join = m.Join("operator", new_incarnation(), **here()) if join is None else join
         self._member = Member(address, token, join, lambda message: None, tls, beats=False)
-        self._member.start(time.monotonic() + timeout)
+        self._member.start(time.monotonic() + timeout, once=once)
+
+    @property
+    def address(self) -> Address:
+        """Where the scheduler is."""
+        return self._member.address
+
+    @property
+    def over(self) -> bool:
+        """Whether the cluster has ended."""
+        return self._member.over
 
     def __enter__(self) -> "Operator":
         return self
@@ -48,7 +66,7 @@ class Operator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._member.close()
+        self.close()
 
     def move(self, name: str, shard: int, server: int, timeout: float) -> None:
         """Moves a shard, and waits until it is there."""
@@ -63,6 +81,10 @@ class Operator:
         complete; returns its id."""
         return self._member.ask(lambda n: m.SaveNow(n, app, tag, wait), f"checkpoint of app {app!r}", timeout).saved
 
-    def stop(self, why: str, timeout: float) -> None:
+    def stop(self, why: str, timeout: float, *, failed: bool = False) -> None:
         """Ends the cluster."""
-        self._member.ask(lambda n: m.Stop(n, why), "stop", timeout)
+        self._member.ask(lambda n: m.Stop(n, why, failed), "stop", timeout)
+
+    def close(self) -> None:
+        """Leaves."""
+        self._member.close()

@@ -9,7 +9,7 @@
 #include "base/limits.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::arena_test {
 namespace {
 
 Range part(const std::byte* block, size_t first, size_t bytes) { return {block + first, bytes}; }
@@ -266,4 +266,4 @@ TEST(where_only_a_part_is_lent_pages_become_private_and_no_write_is_lost) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::arena_test

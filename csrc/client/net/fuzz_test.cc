@@ -6,7 +6,7 @@
 #include "client/net/relay_test.h"
 #include "server/net/mutate_test.h"
 
-namespace windlass {
+namespace windlass::fuzz_test {
 namespace {
 
 using test::array_of;
@@ -335,4 +335,4 @@ TEST(claimed_lengths_of_answers_take_no_memory) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::fuzz_test

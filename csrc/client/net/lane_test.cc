@@ -7,7 +7,7 @@
 
 #include "client/totals_test.h"
 
-namespace windlass {
+namespace windlass::lane_test {
 namespace {
 
 using test::array_of;
@@ -139,4 +139,4 @@ TEST(a_request_of_many_bytes_takes_the_lane_for_bulk) {
   CHECK((left.back() == Left{many->map().object, 1, 1}));
 }
 
-}  // namespace windlass
+}  // namespace windlass::lane_test

@@ -10,7 +10,7 @@
 
 #include "client/totals_test.h"
 
-namespace windlass {
+namespace windlass::links_test {
 namespace {
 
 using test::array_of;
@@ -549,4 +549,4 @@ TEST(links_can_be_stopped_at_any_time) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::links_test

@@ -5,7 +5,7 @@
 #include "client/totals_test.h"
 #include "server/move/move_test.h"
 
-namespace windlass {
+namespace windlass::move_test {
 namespace {
 
 using test::array_of;
@@ -373,4 +373,4 @@ TEST(moved_refuses_what_cannot_be) {
   CHECK_OK(worker.links->moved(77, 3, 1, 5));  // of an object that is not open: kept for when it is
 }
 
-}  // namespace windlass
+}  // namespace windlass::move_test

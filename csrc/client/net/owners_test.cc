@@ -5,7 +5,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::owners_test {
 
 TEST(owners_learn_higher_terms_and_no_lower_ones) {
   Map map;
@@ -43,4 +43,4 @@ TEST(of_many_that_teach_at_once_the_highest_term_counts) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::owners_test

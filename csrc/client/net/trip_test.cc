@@ -7,7 +7,7 @@
 #include "client/net/links.h"
 #include "client/net/remote_route.h"
 
-namespace windlass {
+namespace windlass::trip_test {
 namespace {
 
 // Parts that are as the test says.
@@ -99,4 +99,4 @@ TEST(a_block_has_as_many_parts_as_are_without_an_answer) {
   CHECK_EQ(f.trip.unanswered_in(f.trip.blocks[0]), 3u);
 }
 
-}  // namespace windlass
+}  // namespace windlass::trip_test

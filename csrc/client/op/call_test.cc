@@ -6,7 +6,7 @@
 
 #include "client/client_test.h"
 
-namespace windlass {
+namespace windlass::call_test {
 namespace {
 
 using test::array_of;
@@ -252,4 +252,4 @@ TEST(many_threads_may_wait_for_one_future) {
   CHECK_EQ(fine.load(), 4);
 }
 
-}  // namespace windlass
+}  // namespace windlass::call_test

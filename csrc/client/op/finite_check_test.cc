@@ -7,7 +7,7 @@
 #include "base/test.h"
 #include "exec/crew.h"
 
-namespace windlass {
+namespace windlass::finite_check_test {
 namespace {
 
 // One of `bits` among zeros, at `place`.
@@ -54,4 +54,4 @@ TEST(nothing_is_finite_and_so_are_integers) {
   CHECK(are_finite(Dtype::kInt64, numbers.data(), numbers.size(), nullptr));
 }
 
-}  // namespace windlass
+}  // namespace windlass::finite_check_test

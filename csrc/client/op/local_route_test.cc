@@ -5,7 +5,7 @@
 
 #include "client/client_test.h"
 
-namespace windlass {
+namespace windlass::local_route_test {
 namespace {
 
 using test::array_of;
@@ -231,4 +231,4 @@ TEST(giving_up_and_the_gate_may_race) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::local_route_test

@@ -8,7 +8,7 @@
 
 #include "client/client_test.h"
 
-namespace windlass {
+namespace windlass::staging_test {
 namespace {
 
 using test::array_of;
@@ -302,4 +302,4 @@ TEST(a_push_that_waits_for_room_ends_when_the_cluster_is_closed) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::staging_test

@@ -6,7 +6,7 @@
 
 #include "client/totals_test.h"
 
-namespace windlass {
+namespace windlass::step_test {
 namespace {
 
 using test::array_of;
@@ -171,4 +171,4 @@ TEST(a_step_whose_connection_is_cut_is_sent_again_and_counts_once) {
   CHECK(cuts >= 3);
 }
 
-}  // namespace windlass
+}  // namespace windlass::step_test

@@ -9,7 +9,7 @@
 #include "client/client_test.h"
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::table_test {
 namespace {
 
 using test::array_of;
@@ -174,4 +174,4 @@ TEST(keys_and_rows_that_do_not_fit_are_refused) {
   CHECK_EQ(rows, 0u);
 }
 
-}  // namespace windlass
+}  // namespace windlass::table_test

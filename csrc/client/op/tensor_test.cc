@@ -7,7 +7,7 @@
 #include "client/client_test.h"
 #include "rule/kernels_test.h"
 
-namespace windlass {
+namespace windlass::tensor_test {
 namespace {
 
 using test::array_of;
@@ -201,4 +201,4 @@ TEST(what_does_not_fit_is_refused_and_changes_nothing) {
       Code::kInvalidArgument);
 }
 
-}  // namespace windlass
+}  // namespace windlass::tensor_test

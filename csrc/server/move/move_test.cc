@@ -7,7 +7,7 @@
 
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::move_test {
 namespace {
 
 using test::a_table;
@@ -499,4 +499,4 @@ TEST(mutated_shards_are_refused_and_leave_nothing_behind) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::move_test

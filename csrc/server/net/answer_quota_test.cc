@@ -6,7 +6,7 @@
 #include "base/test.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::answer_quota_test {
 namespace {
 
 constexpr uint64_t kMost = 100;
@@ -101,4 +101,4 @@ TEST(who_is_gone_leaves_the_line_for_room) {
   CHECK(!quota.contended());
 }
 
-}  // namespace windlass
+}  // namespace windlass::answer_quota_test

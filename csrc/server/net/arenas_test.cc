@@ -9,7 +9,7 @@
 #include "base/os.h"
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::arenas_test {
 namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
@@ -113,4 +113,4 @@ TEST(a_session_shares_no_more_than_it_may) {
   CHECK_OK(arenas.add(4, kBytes, sealed(), kBytes));
 }
 
-}  // namespace windlass
+}  // namespace windlass::arenas_test

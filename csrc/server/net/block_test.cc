@@ -9,7 +9,7 @@
 #include "server/host.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::block_test {
 namespace {
 
 using test::a_table;
@@ -257,4 +257,4 @@ TEST(a_block_that_leans_on_one_that_is_not_there_or_was_damaged_is_refused) {
   CHECK_CODE(peer.call_one(scan).status(), Code::kInvalidArgument);
 }
 
-}  // namespace windlass
+}  // namespace windlass::block_test

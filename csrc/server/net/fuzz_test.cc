@@ -9,7 +9,7 @@
 #include "server/net/mutate_test.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::fuzz_test {
 namespace {
 
 using test::a_table;
@@ -403,4 +403,4 @@ TEST(an_honest_stream_is_served_from_its_first_frame_to_its_last) {
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::fuzz_test

@@ -6,7 +6,7 @@
 #include "server/host.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::in_place_test {
 namespace {
 
 using test::a_table;
@@ -192,4 +192,4 @@ TEST(after_a_damaged_arena_frame_no_file_is_taken_for_another) {
   os::close_file(file);
 }
 
-}  // namespace windlass
+}  // namespace windlass::in_place_test

@@ -12,7 +12,7 @@
 #include "server/host.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::overload_test {
 namespace {
 
 using test::a_tensor;
@@ -381,4 +381,4 @@ TEST(a_client_on_a_unix_socket_that_stops_within_a_frame_is_closed_when_its_time
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::overload_test

@@ -8,7 +8,7 @@
 #include "server/object/close_test.h"
 #include "table/table_test.h"
 
-namespace windlass {
+namespace windlass::bsp_updates_test {
 namespace {
 
 using test::close_in_turn;
@@ -471,4 +471,4 @@ TEST(what_waits_is_the_same_at_the_shards_new_place_and_counts_against_the_quota
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::bsp_updates_test

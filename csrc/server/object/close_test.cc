@@ -5,7 +5,7 @@
 #include "server/host.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::close_test {
 namespace {
 
 using test::a_tensor;
@@ -74,4 +74,4 @@ TEST(a_close_that_passes_the_one_before_it_waits_for_it_so_that_no_weight_is_los
   }
 }
 
-}  // namespace windlass
+}  // namespace windlass::close_test

@@ -6,7 +6,7 @@
 #include "server/net/peer_test.h"
 #include "tensor/planes.h"
 
-namespace windlass {
+namespace windlass::put_test {
 namespace {
 
 using test::a_table;
@@ -279,4 +279,4 @@ TEST(rows_that_do_not_fit_are_refused_and_use_their_sequence_up) {
   CHECK_OK(f.peer.call_one(put_rows(f.map, ++sequence, keys, {kWeights, 0, 0}, two)).status());
 }
 
-}  // namespace windlass
+}  // namespace windlass::put_test

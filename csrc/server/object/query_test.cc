@@ -6,7 +6,7 @@
 #include "server/host.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::query_test {
 namespace {
 
 using Function = Query::Function;
@@ -188,4 +188,4 @@ TEST(random_queries_are_refused_or_answered) {
   CHECK_EQ(f.count(1), 10u);
 }
 
-}  // namespace windlass
+}  // namespace windlass::query_test

@@ -5,7 +5,7 @@
 
 #include "server/object/scene_test.h"
 
-namespace windlass {
+namespace windlass::served_object_test {
 namespace {
 
 using test::kAsp;
@@ -363,4 +363,4 @@ TEST(entries_of_a_block_are_checked_before_the_first_runs_and_keep_their_items) 
   CHECK(weights == (std::vector<float>{83, 83, 66, 66, 100, 66, 66, 83}));
 }
 
-}  // namespace windlass
+}  // namespace windlass::served_object_test

@@ -93,6 +93,8 @@ class ShardCapture {
   uint64_t count() const { return count_; }
   uint64_t made() const { return made_; }
   const std::vector<Watermark>& watermarks() const { return watermarks_; }
+  // Of a table, once it is open.
+  uint64_t rows_at_cut() const { return rows_.rows_at_cut(); }
   // What writers have set aside, readable at any time.
   uint64_t set_aside() const { return set_aside_.load(std::memory_order_relaxed); }
 

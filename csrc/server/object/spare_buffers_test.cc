@@ -2,7 +2,7 @@
 
 #include "base/test.h"
 
-namespace windlass {
+namespace windlass::spare_buffers_test {
 namespace {
 
 TEST(memory_that_was_given_back_is_taken_again_if_it_fits) {
@@ -29,4 +29,4 @@ TEST(small_memory_and_memory_beyond_the_limit_is_not_kept) {
 }
 
 }  // namespace
-}  // namespace windlass
+}  // namespace windlass::spare_buffers_test

@@ -7,7 +7,7 @@
 #include "base/test.h"
 #include "server/server.h"
 
-namespace windlass {
+namespace windlass::ticket_test {
 namespace {
 
 constexpr uint64_t kN = 8;
@@ -258,4 +258,4 @@ TEST(a_ticket_that_is_ended_says_why) {
   CHECK_CODE(ticket.outcome().status, Code::kClosed);
 }
 
-}  // namespace windlass
+}  // namespace windlass::ticket_test

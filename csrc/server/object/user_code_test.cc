@@ -8,7 +8,7 @@
 #include "table/table.h"
 #include "tensor/tensor.h"
 
-namespace windlass {
+namespace windlass::user_code_test {
 namespace {
 
 // Somebody who runs functions: w -= lr * g, the state counts; or what the test wants.
@@ -207,4 +207,4 @@ TEST(a_name_that_is_not_known_and_a_runner_that_has_gone_are_errors) {
   CHECK(runner.code->find("tensor 'w'", rule, &found).code() == Code::kClosed);
 }
 
-}  // namespace windlass
+}  // namespace windlass::user_code_test

@@ -7,7 +7,7 @@
 #include "server/move/move_test.h"
 #include "server/net/peer_test.h"
 
-namespace windlass {
+namespace windlass::vector_test {
 namespace {
 
 using test::a_table;
@@ -332,4 +332,4 @@ TEST(operations_in_both_directions_do_not_wait_for_each_other) {
   CHECK(f.weight(f.y) == 1.0f || f.weight(f.y) == 2.0f);
 }
 
-}  // namespace windlass
+}  // namespace windlass::vector_test
