@@ -596,8 +596,10 @@ class Host:
         Who runs rules and functions of the user's. Before the first connection.
         """
 
-    def set_cluster(self, cluster: int) -> None:
-        """Clients of another cluster are refused."""
+    def set_cluster(self, cluster: int, index: int) -> None:
+        """
+        Which cluster this server belongs to, and its number there: clients of another are refused.
+        """
 
     def know_object(self, map_and_spec: bytes) -> None:
         """The scheduler's word on an object: clients may attach it from now on."""
@@ -694,6 +696,11 @@ class Links:
     def lost(self, server: int, code: int, message: str) -> None:
         """
         The server is out of reach for good: everything on its way there fails.
+        """
+
+    def grow(self, servers: Sequence[str]) -> None:
+        """
+        All servers of a cluster, in the order of their numbers: those that are new are dialled.
         """
 
     def trouble(self, server: int, why: str) -> None:
@@ -905,6 +912,9 @@ class Workers:
 
     def view(self) -> list[tuple[int, int]]:
         """Ranks and clocks of who is waited for."""
+
+    def hear(self, other: Workers) -> bool:
+        """What another server has heard of them; whether that says anything new."""
 
     def waits_for(self, rank: int) -> bool: ...
 

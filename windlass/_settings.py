@@ -95,6 +95,9 @@ SETTINGS: dict[str, Setting] = {
         "text", "", "Modules, with commas between them, whose rules and functions servers may run; torch.optim is one."
     ),
     "function_seconds": Setting("seconds", 10.0, "What a call of a user's rule or function may take.", least=0.001),
+    "state": Setting(
+        "path", None, "The scheduler's journal, a file: a scheduler that is started with it again goes on where it was."
+    ),
     "checkpoint_dir": Setting("text", None, "Where checkpoints are kept: a folder, or any URL that fsspec knows."),
     "checkpoint_every": Setting(
         "every", None, "How often to take one: seconds, such as 600s, or iterations, such as 1000. Default: when asked."

@@ -127,7 +127,8 @@ void bind_host(nb::module_& m) {
           nb::arg("timeout"))
       .def("set_user_code", &Host::set_user_code, nb::arg("code"),
            "Who runs rules and functions of the user's. Before the first connection.")
-      .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), "Clients of another cluster are refused.")
+      .def("set_cluster", &Host::set_cluster, nb::arg("cluster"), nb::arg("index"),
+           "Which cluster this server belongs to, and its number there: clients of another are refused.")
       .def(
           "know_object",
           [](Host& host, const nb::bytes& map_and_spec) {

@@ -88,7 +88,7 @@ void bind_links(nb::module_& m) {
       .def(
           "attach",
           [](Links& links, uint32_t server, uint32_t lane, int fd) {
-            if (server >= links.servers().size() || lane >= limits::kLanes) {
+            if (server >= links.servers() || lane >= limits::kLanes) {
               os::close_socket(fd);
               throw StatusError{Status(Code::kInvalidArgument, "attach: no such lane")};
             }
@@ -103,6 +103,10 @@ void bind_links(nb::module_& m) {
           },
           nb::arg("server"), nb::arg("code"), nb::arg("message"), nb::call_guard<nb::gil_scoped_release>(),
           "The server is out of reach for good: everything on its way there fails.")
+      .def(
+          "grow", [](Links& links, const std::vector<std::string>& servers) { raise_if_error(links.grow(servers)); },
+          nb::arg("servers"), nb::call_guard<nb::gil_scoped_release>(),
+          "All servers of a cluster, in the order of their numbers: those that are new are dialled.")
       .def("trouble", &Links::trouble, nb::arg("server"), nb::arg("why"), "Why it cannot be reached at the moment.")
       .def(
           "wait_ready",

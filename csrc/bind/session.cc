@@ -68,6 +68,9 @@ void bind_gates(nb::module_& m) {
             return found;
           },
           "Ranks and clocks of who is waited for.")
+      .def(
+          "hear", [](Workers& self, const Workers& other) { return self.hear(other.heard()); }, nb::arg("other"),
+          "What another server has heard of them; whether that says anything new.")
       .def("waits_for", &Workers::waits_for, nb::arg("rank"))
       .def("starts", &Workers::starts, nb::arg("rank"))
       .def("given_up", &Workers::given_up, nb::arg("incarnation"));

@@ -39,7 +39,8 @@ Session::Session(std::shared_ptr<Engine> engine, uint32_t number, uint32_t rank,
       number_(number),
       rank_(rank),
       world_size_(world_size),
-      incarnation_(engine_->links() != nullptr ? engine_->links()->incarnation() : os::random_u64()) {}
+      incarnation_(engine_->links() != nullptr ? engine_->links()->incarnation() : os::random_u64()),
+      told_servers_(engine_->links() != nullptr ? engine_->links()->servers() : 0) {}
 
 // Asks the scheduler or, if there is none, the first server, which then keeps the catalogue.
 static Status ask_catalogue(const std::shared_ptr<Links>& links, wire::Op op, const std::string& body,
@@ -79,7 +80,7 @@ Status Session::place(ObjectSpec spec, int64_t deadline_ns, Placed* out) {
     if (answers.empty()) answers.emplace_back();
     wire::Reader reader(answers[0]);
     WL_RETURN_IF_ERROR(decode(&reader, &map));
-    WL_RETURN_IF_ERROR(map.check(shards, static_cast<uint32_t>(links->servers().size())));
+    WL_RETURN_IF_ERROR(map.check(shards, links->servers()));
     if (map == before) return lost;
     lost = attach(spec, map, what, deadline_ns);
     if (lost.code() != Code::kServerLost && lost.code() != Code::kDeleted) {
@@ -108,7 +109,7 @@ Status Session::attach(const ObjectSpec& spec, const Map& map, const std::string
     const bool refused = status.code() == Code::kAccessDenied || status.code() == Code::kInvalidArgument ||
                          status.code() == Code::kFunctionFailed;  // a user's rule that is unknown there
     if (!reads() && (refused || status.code() == Code::kResourceExhausted)) {
-      for (uint32_t server = 0; server < links->servers().size(); ++server) {
+      for (uint32_t server = 0; server < links->servers(); ++server) {
         const Ref<ControlCall> detach(new ControlCall(links));
         (void)detach->ask(wire::Op::kDetach, server, both, what, deadline_ns);
       }
@@ -138,7 +139,7 @@ Status Session::list(int64_t deadline_ns, std::vector<Placed>* out) {
     WL_RETURN_IF_ERROR(decode(&reader, &placed.spec));
     uint32_t shards = 0;
     WL_RETURN_IF_ERROR(placed.spec.shards(&shards));
-    WL_RETURN_IF_ERROR(placed.map.check(shards, static_cast<uint32_t>(engine_->links()->servers().size())));
+    WL_RETURN_IF_ERROR(placed.map.check(shards, engine_->links()->servers()));
     out->push_back(std::move(placed));
   }
   return {};
@@ -189,7 +190,7 @@ Status Session::remove_elsewhere(const std::string& name, const std::string& wha
   std::vector<std::string> answers;
   if (links->catalogue())
     WL_RETURN_IF_ERROR(ask_catalogue(links, wire::Op::kDelete, both, what, deadline_ns, &answers));
-  for (uint32_t server = 0; server < links->servers().size(); ++server) {
+  for (uint32_t server = 0; server < links->servers(); ++server) {
     Status status;
     do {  // again while the scheduler has not told the server
       const Ref<ControlCall> call(new ControlCall(links));
@@ -258,8 +259,10 @@ Status Session::tick(int64_t deadline_ns, bool push_follows) {
   {
     std::scoped_lock lock(mutex_, clock_mutex_);
     ended = end_iteration_locked();
-    const bool rides = push_follows && has_listeners() && ended.closing.empty() && ended.open == told_open_;
-    if (rides) untold_.assign(engine_->links()->servers().size(), 1);
+    const uint32_t servers = engine_->links() != nullptr ? engine_->links()->servers() : 0;
+    const bool known = ended.open == told_open_ && told_servers_ == servers;  // a new one has heard of nothing yet
+    const bool rides = push_follows && has_listeners() && ended.closing.empty() && known;
+    if (rides) untold_.assign(servers, 1);
     any_untold_.store(rides, std::memory_order_release);
     if (rides) return {};
   }
@@ -274,7 +277,7 @@ Status Session::tell(Ended ended, Unsettled unsettled, int64_t deadline_ns) {
   step->settles(std::move(unsettled));
   for (ClosingShards& closing : ended.closing)
     step->add(Ref<Call>(new CloseCall(shared_from_this(), std::move(closing), ended.clock)));
-  std::vector<uint32_t> all(engine_->links()->servers().size());
+  std::vector<uint32_t> all(engine_->links()->servers());
   std::iota(all.begin(), all.end(), 0);
   step->tell(ended.clock, std::move(ended.open), std::move(all));
   return step->start(How::kFuture, deadline_ns);
@@ -302,9 +305,10 @@ void Session::close_ended() {
 }
 
 void Session::heard_open(const std::vector<uint32_t>& open, const std::vector<uint32_t>& servers) {
-  if (servers.size() < engine_->links()->servers().size()) return;
+  if (servers.size() < engine_->links()->servers()) return;
   std::lock_guard lock(clock_mutex_);
   told_open_ = open;
+  told_servers_ = static_cast<uint32_t>(servers.size());
 }
 
 // A reader has no clock; a single worker has nobody to tell it to, unless a scheduler may add others.
@@ -316,7 +320,7 @@ bool Session::tells(uint32_t server, uint64_t clock) {
   if (!any_untold_.load(std::memory_order_acquire)) return false;
   std::lock_guard lock(clock_mutex_);
   if (!any_untold_ || clock != clock_.load(std::memory_order_relaxed)) return false;
-  return std::exchange(untold_[server], 0) != 0;
+  return server < untold_.size() && std::exchange(untold_[server], 0) != 0;
 }
 
 Status Session::tell_rest(int64_t deadline_ns) {
@@ -340,7 +344,7 @@ Status Session::tell_clock(int64_t deadline_ns) {
   WL_RETURN_IF_ERROR(tell_rest(deadline_ns));
   if (world_size_ == 0 || clock() == 0) return {};
   if (world_size_ == 1 && !engine_->links()->may_grow()) {  // servers were not told until now
-    std::vector<uint32_t> open, servers(engine_->links()->servers().size());
+    std::vector<uint32_t> open, servers(engine_->links()->servers());
     std::iota(servers.begin(), servers.end(), 0);
     {
       std::scoped_lock lock(mutex_, clock_mutex_);
@@ -500,7 +504,7 @@ Status Session::ask_clocks(uint64_t clock, int64_t deadline_ns, ClockReport* all
   body.put(clock);
   const std::string bytes = body.take();
   const std::shared_ptr<Links>& links = engine_->links();
-  for (uint32_t server = 0; server < links->servers().size(); ++server) {
+  for (uint32_t server = 0; server < links->servers(); ++server) {
     ClockReport one;
     const Ref<ControlCall> call(new ControlCall(links));
     WL_RETURN_IF_ERROR(call->ask(wire::Op::kEnter, server, bytes, "enter", deadline_ns));

@@ -198,6 +198,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::atomic<uint64_t> pulls_{0}, waits_{0}, waited_ns_{0};
   std::atomic<uint32_t> closes_under_way_{0};
   // With clock_mutex_:
+  uint32_t told_servers_;            // how many servers those were
   std::vector<uint32_t> told_open_;  // objects that every server knows this worker has open
   std::vector<uint8_t> untold_;      // by server: whether it does not know the present clock yet
   std::atomic<bool> any_untold_{false};

@@ -29,7 +29,7 @@ Status decode(const std::byte* from, Chunk* out) {
   if (c.magic != Chunk::kMagic) return wrong("magic", Chunk::kMagic, c.magic);
   if (c.version != Chunk::kVersion) return wrong("version", Chunk::kVersion, c.version);
   if (const uint32_t crc = crc32c(&c, kSummedBytes); crc != c.crc) return wrong("checksum of a header", crc, c.crc);
-  if (c.kind < Chunk::kBegin || c.kind > Chunk::kPush) return wrong("kind of a chunk at most", Chunk::kPush, c.kind);
+  if (c.kind < Chunk::kBegin || c.kind > Chunk::kCrowd) return wrong("kind of a chunk at most", Chunk::kCrowd, c.kind);
   if (c.bytes > limits::kShardChunkBytesMax) return wrong("bytes at most", limits::kShardChunkBytesMax, c.bytes);
   *out = c;
   return {};
@@ -105,6 +105,43 @@ Status decode(const std::byte* body, size_t bytes, int64_t now_ns, Gate* gate) {
   if (!r.at_end()) return Status(Code::kCorrupt, "shard: its gate is cut short, or longer than it says");
   gate->restore(made, std::move(all));
   return {};
+}
+
+std::string encode(const std::vector<Workers::Heard>& crowd, uint32_t* items) {
+  wire::Writer w;
+  *items = 0;
+  size_t bytes = 0;
+  for (const Workers::Heard& h : crowd) {
+    bytes += 32 + h.open.size() * sizeof(uint32_t);
+    if (bytes > limits::kShardChunkBytesMax) break;
+    w.put(h.rank);
+    w.put(static_cast<uint32_t>(h.open.size()));
+    w.put(h.entered);
+    w.put(h.entered_at);
+    w.put(h.ticked);
+    for (const uint32_t object : h.open) w.put(object);
+    ++*items;
+  }
+  return w.take();
+}
+
+Status decode(const std::byte* body, size_t bytes, uint32_t items, std::vector<Workers::Heard>* crowd) {
+  const auto wrong = [](const char* what) { return Status(Code::kCorrupt, std::string("crowd: ") + what); };
+  wire::Reader r(body, bytes);
+  for (uint32_t i = 0; i < items && r.ok(); ++i) {
+    Workers::Heard h;
+    h.rank = r.get<uint32_t>();
+    const auto open = r.get<uint32_t>();
+    h.entered = r.get<uint64_t>();
+    h.entered_at = r.get<uint64_t>();
+    h.ticked = r.get<uint64_t>();
+    if (!r.ok() || open > r.left() / sizeof(uint32_t)) return wrong("more objects than bytes");
+    for (uint32_t j = 0; j < open; ++j) h.open.push_back(r.get<uint32_t>());
+    if (!std::is_sorted(h.open.begin(), h.open.end())) return wrong("objects are not in order");
+    if (!crowd->empty() && crowd->back().rank >= h.rank) return wrong("ranks do not ascend");
+    crowd->push_back(std::move(h));
+  }
+  return r.at_end() ? Status() : wrong("its length is not that of its workers");
 }
 
 void encode(const Record& record, wire::Writer* w) {

@@ -15,12 +15,13 @@
 #include "messages/messages.h"
 #include "session/record.h"
 #include "sync/gate.h"
+#include "sync/workers.h"
 #include "wire/frame.h"
 
 namespace windlass {
 
 struct Chunk {
-  enum Kind : uint8_t { kBegin = 1, kArray, kRows, kErased, kRecords, kEnd, kGate, kPush };
+  enum Kind : uint8_t { kBegin = 1, kArray, kRows, kErased, kRecords, kEnd, kGate, kPush, kCrowd };
   static constexpr uint32_t kMagic = 0x31534C57;  // the bytes WLS1
   static constexpr uint8_t kVersion = 1;
 
@@ -60,6 +61,10 @@ static_assert(sizeof(ShardEnd) == 32);
 // Who has closed what at a shard.
 std::string encode(const Gate& gate, int64_t now_ns);
 Status decode(const std::byte* body, size_t bytes, int64_t now_ns, Gate* gate);
+
+// What the source knows of the workers of the object's app. Only as many as fit a chunk.
+std::string encode(const std::vector<Workers::Heard>& crowd, uint32_t* items);
+Status decode(const std::byte* body, size_t bytes, uint32_t items, std::vector<Workers::Heard>* crowd);
 
 void encode(const Record& record, wire::Writer* to);
 Status decode(wire::Reader* from, Record* record);

@@ -28,7 +28,7 @@ TEST(a_chunks_header_is_checked_before_anything_is_believed) {
     CHECK_CODE(decode(bytes, &got), Code::kCorrupt);
   }
   chunk.bytes = 0;
-  for (const int kind : {0, 9, 255}) {
+  for (const int kind : {0, 10, 255}) {
     chunk.kind = static_cast<uint8_t>(kind);
     encode(chunk, bytes);
     CHECK_CODE(decode(bytes, &got), Code::kCorrupt);
@@ -62,6 +62,24 @@ TEST(records_come_back_as_they_were_sent) {
     wire::Reader cut(bytes.data(), n);
     CHECK_CODE(decode(&cut, &got), Code::kCorrupt);
   }
+}
+
+TEST(a_crowd_comes_back_as_it_was_sent_and_a_damaged_one_is_refused) {
+  const std::vector<Workers::Heard> crowd = {{0, 0, 0, 9, {1, 4}}, {3, 101, 7, 8, {}}};
+  uint32_t items = 0;
+  const std::string bytes = encode(crowd, &items);
+  CHECK_EQ(items, 2u);
+  const auto read = [&](size_t n, uint32_t of, std::vector<Workers::Heard>* got) {
+    got->clear();
+    return decode(reinterpret_cast<const std::byte*>(bytes.data()), n, of, got);
+  };
+  std::vector<Workers::Heard> got;
+  CHECK_OK(read(bytes.size(), 2, &got));
+  CHECK(got.size() == 2 && got[0].open == crowd[0].open && got[1].entered == 101 && got[1].entered_at == 7);
+  CHECK(got[0].ticked == 9 && got[1].rank == 3);
+  for (size_t n = 0; n < bytes.size(); ++n) CHECK_CODE(read(n, 2, &got), Code::kCorrupt);
+  CHECK_CODE(read(bytes.size(), 1, &got), Code::kCorrupt);
+  CHECK_CODE(read(bytes.size(), 3, &got), Code::kCorrupt);
 }
 
 }  // namespace windlass::chunk_test

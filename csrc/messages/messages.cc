@@ -54,7 +54,8 @@ Status decode(const std::string& body, Hello* h) {
   h->cluster = r.get<uint64_t>();
   const size_t servers = r.get<uint16_t>(), app = r.get<uint16_t>();
   h->app = wire::printable(r.get_bytes(app));
-  if (!r.ok() || servers == 0 || servers > limits::kServersMax || h->index >= servers || h->lane >= limits::kLanes ||
+  const size_t places = h->cluster != 0 ? limits::kServersMax : servers;  // the scheduler of a cluster keeps the list
+  if (!r.ok() || servers > limits::kServersMax || h->index >= places || h->lane >= limits::kLanes ||
       h->rank >= std::max(h->world_size, 1u))
     return malformed("hello");
   for (size_t i = 0; i < servers && r.ok(); ++i) {

@@ -122,8 +122,8 @@ bool good_name(const std::string& name) {
 void check_within_limits(const Hello& h) {
   CHECK(h.rank < std::max(h.world_size, 1u));
   CHECK(h.lane < limits::kLanes);
-  CHECK(!h.servers.empty() && h.servers.size() <= limits::kServersMax);
-  CHECK(h.index < h.servers.size());
+  CHECK((h.cluster != 0 || !h.servers.empty()) && h.servers.size() <= limits::kServersMax);
+  CHECK(h.index < (h.cluster != 0 ? limits::kServersMax : h.servers.size()));
   CHECK(good_name(h.app));
   for (const std::string& s : h.servers) CHECK(s.size() <= limits::kAddressBytesMax && good_text(s));
 }

@@ -145,7 +145,7 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
   }
   std::unique_lock lock(mutex_);
   // Who binds the server to another list may have gone, and its goodbye be still on the way.
-  if (!catalogue_.agrees(hello.servers) && server_.objects().empty() && catalogue_.empty())
+  if (hello.cluster == 0 && !catalogue_.agrees(hello.servers) && server_.objects().empty() && catalogue_.empty())
     changed_.wait_for(lock, kLeavingWait, [&] { return unused() || closed_; });
   const auto known = clients_.find(key);
   if (known == clients_.end() && hello.known == incarnation_) {
@@ -153,9 +153,11 @@ Status Host::welcome_locked(const std::shared_ptr<Connection>& connection, const
   }
   // A mistyped list must not bind a server for good.
   if (known == clients_.end() && unused()) catalogue_.disband(server_.highest_deleted());
-  const bool first = catalogue_.servers() == 0;
-  WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
-  if (first) index_ = hello.index;
+  if (hello.cluster == 0) {
+    const bool first = catalogue_.servers() == 0;
+    WL_RETURN_IF_ERROR(catalogue_.join(hello.servers));
+    if (first) index_ = hello.index;
+  }
   if (hello.index != index_) {
     return Status(Code::kSpecMismatch, "servers: this one is number " + std::to_string(index_) +
                                            " of the list, not number " + std::to_string(hello.index));
@@ -424,7 +426,7 @@ Status Host::attach(const ObjectSpec& spec, const Map& asked, bool makes) {
   uint32_t shards = 0, servers = 0, index = 0;
   {
     std::lock_guard lock(mutex_);
-    servers = catalogue_.servers();
+    servers = scheduled() ? limits::kServersMax : catalogue_.servers();
     index = index_;
   }
   WL_RETURN_IF_ERROR(spec.shards(&shards));
@@ -505,7 +507,7 @@ Status Host::receive(const ObjectSpec& spec, const Map& map, uint32_t index, std
   uint32_t shards = 0;
   {
     std::lock_guard lock(mutex_);
-    if (catalogue_.servers() != 0 && index != index_)
+    if ((scheduled() || catalogue_.servers() != 0) && index != index_)
       return Status(Code::kInvalidArgument, "'" + spec.own_name() + "': this server is number " +
                                                 std::to_string(index_) + " of the list, not number " +
                                                 std::to_string(index));

@@ -73,8 +73,15 @@ class Host {
   // Ends all connections and waits for their threads.
   Status close(int64_t deadline_ns);
 
-  // Sets the cluster this server belongs to: clients of another are refused. 0, the default: of none.
-  void set_cluster(uint64_t cluster) { cluster_.store(cluster, std::memory_order_relaxed); }
+  // Sets the cluster this server belongs to, and its number there: clients of another are refused. 0, the default: of
+  // none.
+  void set_cluster(uint64_t cluster, uint32_t index) {
+    {
+      std::lock_guard lock(mutex_);
+      if (cluster != 0) index_ = index;
+    }
+    cluster_.store(cluster, std::memory_order_relaxed);
+  }
 
   // Sets which workers of an app train together, and for which ranks (`waited`) a place is kept for a replacement.
   void set_view(const std::string& app, uint64_t number, const std::vector<Workers::Member>& members,

@@ -345,7 +345,7 @@ TEST(a_session_key_belongs_to_one_session) {
 // The scheduler says who has which rank. It tells a worker and a server at the same time, so a hello may be first.
 TEST(in_a_cluster_a_worker_is_let_in_once_the_view_has_it_and_nobody_else_is) {
   Host host(1, kNoLimit);
-  host.set_cluster(7);
+  host.set_cluster(7, 0);
   Hello hello = hello_as();
   hello.cluster = 7;
   std::thread scheduler([&] {
@@ -376,7 +376,7 @@ TEST(in_a_cluster_a_worker_is_let_in_once_the_view_has_it_and_nobody_else_is) {
 
 TEST(in_a_cluster_objects_are_those_that_the_scheduler_has_told_of) {
   Host host(1, kNoLimit);
-  host.set_cluster(7);
+  host.set_cluster(7, 0);
   host.set_view("app", 1, {{0, 100, true}}, {});
   Hello hello = hello_as();
   hello.cluster = 7;

@@ -46,7 +46,7 @@ void Gate::set_view(const View& view, int64_t now_ns) {
 void Gate::restore(uint64_t made, std::vector<Worker> workers) {
   made_ = made;
   workers_ = std::move(workers);
-  for (Worker& w : workers_) w.waited = false;
+  for (Worker& w : workers_) w.waited = true;  // until the view comes: for those in it an iteration goes on
   known_ = false;
   recount();
 }

@@ -298,6 +298,17 @@ TEST(an_iteration_that_a_view_closes_is_followed_by_one_that_begins_then) {
   CHECK(!gate.opens(0, 3, 13 * kSecond));
 }
 
+TEST(an_iteration_that_began_before_a_gate_moved_is_not_younger_for_it) {
+  Gate gate(delay(2.0));
+  gate.restore(0,
+               {{.rank = 0, .clock = 5, .opened_ns = 1 * kSecond}, {.rank = 1, .clock = 3, .opened_ns = 1 * kSecond}});
+  gate.set_view({.known = true, .workers = {{0, 5}, {1, 3}, {2, 3}}}, 2 * kSecond);
+  CHECK(!gate.opens(0, 5, 4 * kSecond));  // rank 1 has had its iteration open for three seconds
+  gate.close(1, 5, 0, 4 * kSecond);
+  CHECK(gate.opens(0, 5, 4 * kSecond));
+  CHECK(!gate.opens(0, 5, 4 * kSecond + 1));  // rank 2 came with the view
+}
+
 TEST(under_max_delay_the_worker_with_the_lowest_clock_always_passes) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     test::Random random(test::seed() * 1000 + seed);

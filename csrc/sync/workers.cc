@@ -150,6 +150,47 @@ std::vector<uint32_t> Workers::open_of(uint32_t rank) const {
   return it != workers_.end() ? it->second.open : std::vector<uint32_t>();
 }
 
+std::vector<Workers::Heard> Workers::heard() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Heard> all;
+  for (const auto& [rank, w] : workers_) {
+    if (w.entered != 0 || w.entered_at != 0 || w.ticked != 0)
+      all.push_back({rank, w.entered, w.entered_at, w.ticked, w.open});
+  }
+  return all;
+}
+
+bool Workers::hear(const std::vector<Heard>& all) {
+  std::lock_guard lock(mutex_);
+  bool changed = false;
+  for (const Heard& h : all) {
+    Known& w = workers_[h.rank];
+    const bool newer = h.entered != w.entered && h.entered != 0 && (w.entered == 0 || h.entered == w.incarnation);
+    if (h.entered != w.entered && !newer) continue;  // of another incarnation than the one that is here
+    if (newer) {
+      w.entered = h.entered;
+      if (w.incarnation != h.entered) w.entered_at = w.ticked = 0;
+      changed = true;
+    }
+    if (h.entered_at > w.entered_at) {
+      w.entered_at = h.entered_at;
+      changed = true;
+    }
+    if (h.ticked > w.ticked) {
+      w.ticked = h.ticked;
+      w.open = h.open;
+      pace_.close(h.rank, h.ticked, 0, 0);
+      changed = true;
+    } else if (h.ticked == w.ticked && h.open != w.open) {
+      std::vector<uint32_t> both;
+      std::set_intersection(w.open.begin(), w.open.end(), h.open.begin(), h.open.end(), std::back_inserter(both));
+      w.open = std::move(both);
+      changed = true;
+    }
+  }
+  return changed && changed_locked();
+}
+
 View Workers::view(uint32_t object) const {
   std::lock_guard lock(mutex_);
   View view;

@@ -62,6 +62,17 @@ class Workers {
   bool tick(uint32_t rank, uint64_t clock);            // with the same objects as the last time
   std::vector<uint32_t> open_of(uint32_t rank) const;  // the objects of its last tick
 
+  // What a server knows of a worker that another may not know: it goes along with shards that move.
+  struct Heard {
+    uint32_t rank = 0;
+    uint64_t entered = 0;  // which incarnation
+    uint64_t entered_at = 0;
+    uint64_t ticked = 0;
+    std::vector<uint32_t> open;
+  };
+  std::vector<Heard> heard() const;
+  bool hear(const std::vector<Heard>& all);  // what both know: the later counts
+
   View view(uint32_t object) const;
   uint32_t world_size() const;
   // The rank of such a session here: Gate::kOutsider when another world size is assumed.

@@ -236,4 +236,29 @@ TEST(pulls_and_waits_are_counted) {
   CHECK(s.waited_for.size() == 1 && s.waited_for.at(2) == 2);
 }
 
+TEST(a_server_that_came_later_hears_who_entered_and_what_they_have_open) {
+  Workers before("app"), after("app");
+  for (Workers* const w : {&before, &after}) w->set_view(1, {{0, 100, true}, {1, 101, false}}, {});
+  CHECK(before.enter(1, 101, 7));
+  CHECK(before.tick(0, 9, {1}));
+  CHECK(before.tick(1, 9, {}));
+  CHECK(text(after) == "0@0");  // nobody has told it of rank 1
+  CHECK(after.hear(before.heard()));
+  CHECK(text(after) == text(before) && text(before) == "0@0 1@9");
+  CHECK(text(after, 2) == "0@9 1@9");
+  CHECK(!after.hear(before.heard()));
+  // What it has heard since by itself counts more than what comes late, and less than what is newer.
+  CHECK(after.tick(0, 12, {1, 2}));
+  CHECK(!after.hear(before.heard()));
+  CHECK(text(after, 2) == "0@0 1@9");
+  CHECK(before.tick(0, 13, {}));
+  CHECK(after.hear(before.heard()));
+  CHECK(text(after, 2) == "0@13 1@9");
+  // Nor does it believe anything of a worker that was replaced.
+  after.set_view(2, {{0, 100, true}, {1, 201, false}}, {});
+  CHECK(after.enter(1, 201, 20));
+  CHECK(!after.hear(before.heard()));
+  CHECK(text(after, 2) == "0@13 1@20");
+}
+
 }  // namespace windlass::workers_test

@@ -6,8 +6,24 @@ from typing import TypeVar
 from specs import tensor_spec
 
 from windlass import _core
+from windlass.control import kept
 from windlass.control import messages as m
-from windlass.control.events import Action, Admit, Came, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.events import (
+    Action,
+    Admit,
+    Came,
+    Defer,
+    Died,
+    End,
+    Event,
+    Fired,
+    Keep,
+    Log,
+    Refuse,
+    Said,
+    Tell,
+    Timer,
+)
 from windlass.control.model import Terms
 from windlass.control.resume import Resume
 from windlass.control.scheduler import read_spec
@@ -20,8 +36,23 @@ T = TypeVar("T", bound=m.Message)
 class Brain:
     """Feeds events and notes what follows."""
 
-    def __init__(self, servers: int = 2, resume: Resume | None = None, **terms: object) -> None:
+    def __init__(
+        self,
+        servers: int = 2,
+        resume: Resume | None = None,
+        journal: dict[kept.Key, bytes] | None = None,
+        written: float | None = None,
+        keeps: bool = True,
+        **terms: object,
+    ) -> None:
         self.state = State(Terms(CLUSTER, servers, **terms), read_spec, _core.same_spec, resume)  # type: ignore[arg-type]
+        self.state.keeps, self.state.generation = keeps, 1
+        self.journal = {} if journal is None else journal
+        self.actions: list[Action] = []
+        self.deferred: list[int] = []
+        if journal:
+            self.state.generation = 2
+            self.state.restore(dict(journal), lambda saving: written)
         self.told: dict[int, list[m.Message]] = collections.defaultdict(list)
         self.refused: dict[int, m.Refused] = {}
         self.admitted: dict[int, int] = {}
@@ -35,8 +66,15 @@ class Brain:
         self._note(self.state.handle(event))
 
     def _note(self, actions: list[Action]) -> None:
+        self.actions += actions
         for action in actions:
             match action:
+                case Keep(table, key, value):
+                    self.journal.pop((table, key), None)
+                    if value is not None:
+                        self.journal[table, key] = value
+                case Defer(connection):
+                    self.deferred.append(connection)
                 case Admit(connection, member):
                     self.admitted[connection] = member
                 case Refuse(connection, message):
@@ -52,14 +90,18 @@ class Brain:
 
     def join(self, role: str, incarnation: int, **fields: object) -> m.Refused | None:
         """What it was refused with, if it was."""
-        self._connection += 1
         if role == "server":
             fields = {"addresses": [f"tcp://10.0.0.{incarnation % 250}:{1000 + incarnation}"], **fields}
         if role in ("worker", "reader"):
             fields = {"app": "default", **fields}
-        self.feed(Came(self._connection, m.Join(role, incarnation, pid=incarnation % 2**31, host="h", **fields)))  # type: ignore[arg-type]
-        if role == "server" and self._connection in self.admitted:
-            self.say(incarnation, m.Ready())
+        return self.come(m.Join(role, incarnation, pid=incarnation % 2**31, host="h", **fields))  # type: ignore[arg-type]
+
+    def come(self, join: m.Join) -> m.Refused | None:
+        """The same, with all that it says."""
+        self._connection += 1
+        self.feed(Came(self._connection, join))
+        if join.role == "server" and self._connection in self.admitted:
+            self.say(join.incarnation, m.Ready())
         return self.refused.get(self._connection)
 
     def servers(self, count: int = 2) -> None:

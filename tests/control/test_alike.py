@@ -15,7 +15,7 @@ from windlass._net.address import Address, dial
 from windlass._net.handshake import SERVER, greet
 from windlass._net.move import ARRIVALS_MAX
 from windlass.control import messages as m
-from windlass.control.state import MOVES_TO_ONE_MAX
+from windlass.control.moves import TO_ONE_MAX
 from windlass.testing import LocalCluster
 
 SIZE = 100_000  # int64: 13 shards
@@ -28,7 +28,7 @@ def owners(brain: Brain, name: str) -> list[int]:
 def orders(brain: Brain, server: int) -> dict[int, m.MoveShard]:
     """What the server was told to move and has not answered for, by object."""
     told = [message for message in brain.told[100 + server] if isinstance(message, m.MoveShard)]
-    return {order.object: order for order in told if order.move in brain.state.moves}
+    return {order.object: order for order in told if order.move in brain.state.moves.going}
 
 
 def a_group() -> Brain:
@@ -150,7 +150,7 @@ def test_where_one_cannot_move_the_others_come_back():
     assert all(order.server == 0 and order.term > one.term for order in back.values())
     brain.say(101, m.Moved(back[one.object].move, "no memory here either"))  # is not tried for ever
     brain.say(101, m.Moved(back[three.object].move))
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     brain.say(900, m.Move(2, "default/d", shard, 0))  # asked again, only those that are elsewhere move
     assert sorted(orders(brain, 1)) == [one.object]
 
@@ -180,10 +180,10 @@ def test_of_many_that_are_alike_few_move_at_once_and_all_arrive():
 
 def test_a_move_that_was_not_ordered_yet_is_told_to_nobody_and_believed_of_nobody():
     brain, _ = a_large_group()
-    waiting = [move for move, v in brain.state.moves.items() if not v.ordered]
+    waiting = [move for move, v in brain.state.moves.going.items() if not v.ordered]
     assert len(waiting) == 16
     brain.say(100, m.Moved(waiting[0]))
-    assert waiting[0] in brain.state.moves
+    assert waiting[0] in brain.state.moves.going
     before = len(brain.told[100])
     brain.join("server", 100, rank=0)  # it was away
     again = [told for told in brain.told[100][before:] if isinstance(told, m.MoveShard)]
@@ -198,7 +198,7 @@ def test_a_server_that_dies_during_a_move_of_many_ends_all_of_them(dead: int):
     for order in todo.values():
         brain.say(100, m.Moved(order.move, "cancelled"))
     assert brain.last(900, m.Answer).error == "ServerLost"
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     assert {owners(brain, f"w{i}")[shard] for i in range(20)} == {0}
 
 
@@ -219,7 +219,7 @@ def test_a_server_that_dies_during_a_move_ends_it(dead: int):
     for order in todo.values():
         brain.say(100, m.Moved(order.move, "cancelled"))
     assert brain.last(900, m.Answer).error == "ServerLost"
-    assert not brain.state.moves
+    assert not brain.state.moves.going
 
 
 def test_in_any_history_shards_that_are_alike_end_up_together():
@@ -240,15 +240,15 @@ def test_in_any_history_shards_that_are_alike_end_up_together():
                     shards = len(owners(brain, "w"))
                     name, shard = source.choice(names), source.randrange(shards)
                     brain.say(900, m.Move(number, f"default/{name}", shard, source.randrange(3)))
-                case _ if brain.state.moves:
-                    move, v = source.choice(list(brain.state.moves.items()))
+                case _ if brain.state.moves.going:
+                    move, v = source.choice(list(brain.state.moves.going.items()))
                     fails = v.asker and source.random() < 0.2
                     brain.say(100 + v.source, m.Moved(move, "no memory" if fails else ""))
-        while brain.state.moves:
-            move, v = next(iter(brain.state.moves.items()))
+        while brain.state.moves.going:
+            move, v = next(iter(brain.state.moves.going.items()))
             brain.say(100 + v.source, m.Moved(move))
         assert len({tuple(owners(brain, name)) for name in names}) == 1
-        assert not brain.state._failed
+        assert not brain.state.moves.errors
 
 
 # -- with servers ------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_more_tensors_that_are_alike_than_a_server_takes_at_once_move_together()
         alike = [first, *(worker.tensor(f"w{i}", like=first, init=wl.Constant(i)) for i in range(1, 40))]
         home = first._core.owner(0)[0]
         target = cluster.members("server")[1 - home]
-        for _ in range(ARRIVALS_MAX - MOVES_TO_ONE_MAX):  # what is left is just enough
+        for _ in range(ARRIVALS_MAX - TO_ONE_MAX):  # what is left is just enough
             deadline = time.monotonic() + PATIENCE_S
             sock = stack.enter_context(dial(Address.parse(target["address"]), deadline))
             greet(sock, cluster.token.encode(), None, deadline, role=SERVER)

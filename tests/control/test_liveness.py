@@ -45,6 +45,53 @@ def look_until(alive: Liveness, begin: float, end: float) -> list[tuple[float, s
     return []
 
 
+def crowd(members: int) -> Liveness:
+    alive = Liveness(TIMEOUT)
+    for member in range(members):
+        alive.add(member, 0.0)
+        assert alive.connected(member, 0.0)
+    return alive
+
+
+def deaths(alive: Liveness, silent: int, members: int, until_: float) -> list[tuple[float, int]]:
+    """When who is found dead if the first so many say nothing from now on; beats do not come at the same moment."""
+    found, now = [], 0.0
+    while now < until_:
+        now += alive.period
+        for member in range(members):
+            if member >= silent or now < 0.05 * member:
+                alive.heard(member, now)
+        found += [(now, member) for member, _ in alive.look(now)]
+        for _, member in found:
+            alive.remove(member)
+    return found
+
+
+@pytest.mark.parametrize(("silent", "members"), [(2, 3), (3, 5), (10, 10)])
+def test_a_scheduler_that_is_cut_off_gives_nobody_up_for_three_failure_timeouts(silent: int, members: int):
+    alive = crowd(members)
+    assert deaths(alive, silent, members, 2.9 * TIMEOUT) == []
+    assert alive.cut_off
+    assert sorted(member for _, member in deaths(crowd(members), silent, members, 4 * TIMEOUT)) == list(range(silent))
+
+
+@pytest.mark.parametrize(("silent", "members"), [(1, 3), (2, 5), (5, 10), (1, 1), (2, 2)])
+def test_half_of_the_members_or_fewer_than_three_are_given_up_in_time(silent: int, members: int):
+    found = deaths(crowd(members), silent, members, 2 * TIMEOUT)
+    assert sorted(member for _, member in found) == list(range(silent))
+    assert max(when for when, _ in found) < TIMEOUT + 1.0
+
+
+def test_a_scheduler_that_is_cut_off_still_believes_what_is_known_and_broken_connections():
+    alive = crowd(5)
+    alive.disconnected(3, 0.0)
+    alive.gone(4, "its process 1 has ended", 0.0)
+    found = {member: when for when, member in deaths(alive, 5, 5, 1.5 * TIMEOUT)}
+    assert sorted(found) == [3, 4]
+    assert found[4] < 1.0
+    assert TIMEOUT < found[3] < TIMEOUT + 1.0
+
+
 def test_a_broken_connection_alone_has_the_whole_failure_timeout_to_be_made_again():
     alive = beating()
     alive.disconnected(7, 1.0)

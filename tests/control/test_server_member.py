@@ -35,7 +35,7 @@ class FakeHost:
         self.at: tuple[int, int] | None = None  # the server and the term of every shard
         self.views: list[tuple[str, int, list[tuple[int, int, bool]], list[int]]] = []
 
-    def set_cluster(self, cluster: int) -> None:
+    def set_cluster(self, cluster: int, index: int) -> None:
         self.cluster = cluster
 
     def set_view(

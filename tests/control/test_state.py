@@ -116,13 +116,13 @@ def test_before_an_app_has_started_all_its_workers_say_how_many_they_are(world_s
     assert refused.why == f"app 'default' has 2 workers, not world_size={world_size}"
 
 
-def test_servers_beyond_those_expected_are_refused():
+def test_a_server_whose_number_is_taken_or_not_the_next_one_is_refused():
     brain = started()
-    assert brain.join("server", 300).why == "servers 0 to 1 are all that is expected, and have come"
     refused = brain.join("server", 301, rank=1)
     assert (refused.error, refused.retry_seconds) == ("RankTaken", 11.0)
     assert "server number 1 is taken, by server 1 (process 101 on h)" in refused.why
-    assert "server number 2: there is no such number; expected are 0 to 1" in brain.join("server", 302, rank=2).why
+    assert "server number 3: the next one has number 2" in brain.join("server", 302, rank=3).why
+    assert "server number 3: expected one of 0, 1" in Brain().join("server", 303, rank=3).why
     assert "must say at which address" in Brain().join("server", 1, addresses=[]).why
     waiting = Brain()
     waiting.servers(1)
@@ -242,7 +242,9 @@ def test_a_dead_server_is_told_to_all_clients_and_keeps_its_number():
     brain.join("reader", 300)
     assert [peer.index for peer in brain.last(300, m.View).servers] == [0, 1]
     assert brain.last(300, m.Gone).index == 1
-    assert brain.join("server", 400) is not None  # what it held is not with a new one
+    assert "server 1 is lost with what it held" in brain.join("server", 400, rank=1).why
+    assert brain.join("server", 401) is None
+    assert brain.last(401, m.Welcome).index == 2  # what the lost one held is not with a new one
 
 
 def test_a_lost_server_ends_a_cluster_whose_processes_somebody_starts_again():
@@ -405,7 +407,7 @@ def test_a_move_of_an_object_that_is_deleted_is_over():
     assert (answer.number, answer.error) == (1, "ServerLost")
     assert "'default/w' was deleted" in answer.why
     brain.say(100, m.Moved(order.move))  # it had been carried out all the same
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     assert sum(brain.state.load_bytes.values()) == 0
 
 
@@ -440,7 +442,7 @@ def test_the_order_of_a_move_says_what_the_object_is():
 def test_a_move_of_an_object_that_is_given_up_is_over():
     brain, order = moving()
     brain.say(200, m.Forget(7, order.spec, order.object))
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     assert "'default/w' could not be made everywhere" in brain.last(900, m.Answer).why
     brain.join("server", 100, rank=0)  # its connection was broken: there is nothing to be ordered again
     brain.say(100, m.Moved(order.move))
@@ -460,7 +462,7 @@ def test_a_move_whose_source_dies_is_over():
     brain, order = moving()
     brain.die(100)
     assert brain.last(900, m.Answer) == m.Answer(order.move, "ServerLost", "server 0 is gone: killed")
-    assert not brain.state.moves
+    assert not brain.state.moves.going
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -473,7 +475,7 @@ def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: 
     brain.join("server", 100, rank=0)  # its connection was broken: it may not have heard
     assert [told for told in brain.told[100] if isinstance(told, m.MoveShard | m.CancelMove)] == [order, cancel, cancel]
     brain.say(100, m.Moved(order.move, "" if left else "it stays"))
-    assert not brain.state.moves
+    assert not brain.state.moves.going
     answer = brain.last(900, m.Answer)
     assert (answer.error, answer.why) == ("ServerLost", "server 1 is gone: killed" if left else "it stays")
     assert brain.open(200).placed[0].runs[0] == ((0, 1, 2) if left else (0, 0, 1))
@@ -484,7 +486,7 @@ def test_what_became_of_a_move_whose_target_dies_is_for_its_source_to_say(left: 
 def test_only_the_owner_can_say_that_a_shard_has_moved():
     brain, order = moving()
     brain.say(101, m.Moved(order.move))
-    assert brain.state.moves
+    assert brain.state.moves.going
 
 
 @pytest.mark.parametrize(

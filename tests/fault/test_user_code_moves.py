@@ -47,3 +47,29 @@ def test_a_shard_moves_with_what_its_rule_keeps(kind: str) -> None:
     finally:
         for its in calls:
             its.close()
+
+
+def test_a_shard_that_is_larger_than_a_chunk_moves_with_pushes_that_wait_for_their_update() -> None:
+    size = 4_500_000  # 18 MB, which the rule wants in one shard
+    random = np.random.default_rng(1)
+    calls = [Calls(Allowed(["own_rules"])) for _ in range(3)]
+    try:
+        with Moving("tcp") as moving:
+            for server, its in zip(moving.servers, calls, strict=True):
+                server.host.set_user_code(its.core)
+                its.start()
+            with moving.connect() as cluster, wl.connect() as near:
+                pairs = [(c, c.tensor("w", size, rule=own_rules.by_norm(lr=0.1), sync="bsp")) for c in (cluster, near)]
+                assert pairs[0][1].shards == 1
+                for step in range(3):
+                    g = random.standard_normal(size, np.float32)
+                    pushed = [w.push(g) for _, w in pairs]
+                    if step:
+                        moving.move(1, 0, (moving.owner(1, 0) + 1) % 3)
+                    for (c, _), push in zip(pairs, pushed, strict=True):
+                        c.tick()
+                        push.wait()
+                    np.testing.assert_array_equal(*(w.pull() for _, w in pairs))
+    finally:
+        for its in calls:
+            its.close()

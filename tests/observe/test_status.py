@@ -86,6 +86,8 @@ def big(hosts: tuple[str, str] = ("node7.example.org", "node8.example.org")) -> 
     return {
         "cluster": "5f2a0123456789ab",
         "seconds": 100_000.0,
+        "generation": 2,
+        "returning": ["worker 17 of app 'click-through-rate' (process 4711 on trainer-17)"],
         "servers_expected": 3,
         "missing": ["server 2"],
         "servers_lost": {"1": "its process 4711 has ended"},
@@ -137,6 +139,19 @@ def big(hosts: tuple[str, str] = ("node7.example.org", "node8.example.org")) -> 
             }
         ],
         "moves": 3,
+        "moving": [
+            {"name": "click-through-rate/embedding", "shard": 7 + i, "from": 0, "to": 2, "ordered": i < 2}
+            for i in range(3)
+        ],
+        "level": {
+            "drains": [
+                {"server": 0, "why": "an operator asked for it", "shards": 256, "shards_left": 100}
+                | {"bytes_left": 12_300_000_000, "failed": "move of shard 3: out of reach"}
+            ],
+            "mean_bytes": 34_000_000_000,
+            "furthest": 0.42,
+            "even": False,
+        },
         "checkpoints": {
             "going": {"id": "0" * 16, "app": "click-through-rate", "clock": 12_345_678, "bytes": 45_600_000_000}
             | {"bytes_all": 123_456_789_012},
@@ -422,3 +437,13 @@ def test_json_is_not_watched():
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "either --json or --watch" in done.stderr
+
+
+def test_drains_moves_and_members_that_have_not_returned_are_shown():
+    text = " ".join(shown(big(), 200).split())
+    assert "generation 2 of its scheduler" in text
+    assert "not back yet since the scheduler began again: worker 17" in text
+    assert "an operator asked for it" in text
+    assert "156 of 256" in text
+    assert "click-through-rate/embedding 9 0 2 waits for room" in text
+    assert "servers are uneven: one is 42 % off the mean, 34 GB" in text

@@ -112,7 +112,8 @@ def hold(cluster: "Cluster") -> None:
     except Exception as error:
         _log.warning("worker: before the last checkpoint: %s", error)
     places = cluster._places.at(session.clock) or {}
-    if attendance.member.tell(m.Holds(session.clock, extra, places, saving.notes_of(cluster))):
+    attendance.holds = m.Holds(session.clock, extra, places, saving.notes_of(cluster))
+    if attendance.member.tell(attendance.holds):
         _released.wait(left)
     _end_process()
 

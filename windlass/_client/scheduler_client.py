@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from windlass import _core
 from windlass._client.cluster import Cluster
 from windlass._client.remote import Remote, Transport
@@ -80,17 +82,22 @@ class Attendance:
         self.reports = Reports()  # the cluster's, once there is one
         self.member = Member(at.address, at.token, join, self._heard, at.tls)
         self.member.report = self._report
+        self.member.again = self._say_barrier
+        self.member.returned = self._say_again
         self.saver = Saver()
         self.recalls: dict[str, Callable[[], None]] = {}  # what to call at a Recall, by the lease's name
         self.places: Places | None = None  # the cluster's, once there is one
         self.loss_heard: list[Callable[[m.View, m.View], None]] = []  # what to call when a worker is lost
         self.also_closed: list[Callable[[], None]] = []  # what to call when this membership has ended
         self._barrier = 1  # the number of the next one
+        self._reduced: m.Reduced | None = None  # what the last one gave
+        self.holds: m.Holds | None = None  # what was said when the process was told to end
         self._changed = threading.Condition()  # of what follows
         self._view: m.View | None = None
         self._missing: list[str] = []
         self._loading_at = -math.inf  # when we heard last that servers load a checkpoint
         self._gone: dict[int, str] = {}
+        self._servers: list[str] = []  # addresses, lost ones included
         self._over: WindlassError | None = None
 
     def begin(self, deadline: float) -> None:
@@ -147,13 +154,14 @@ class Attendance:
     @property
     def servers(self) -> list[Address]:
         """Where the servers are, in the order of their numbers."""
-        return [Address.parse(peer.address) for peer in self.view.servers]
+        return [Address.parse(address) for address in self._servers]
 
     def link(self, links: _core.Links, dialer: Dialer) -> None:
         """Passes on what the scheduler says of servers, from now on."""
         with self._changed:
             self.links, self.dialer = links, dialer
             gone = dict(self._gone)
+        self._grow()
         for index, why in gone.items():
             links.lost(index, ERRORS.index(ServerLost), why)
 
@@ -169,6 +177,9 @@ class Attendance:
             match message:
                 case m.View():
                     self._view = message
+                    self._learn(message.servers)
+                case m.Servers(servers):
+                    self._learn(servers)
                 case m.Waiting(missing, loading):
                     self._missing = missing
                     if loading:
@@ -181,11 +192,13 @@ class Attendance:
                     self._over = self.member.ended or InternalError("refused")
             self._changed.notify_all()
             links = self.links
+        if isinstance(message, m.View | m.Servers):
+            self._grow()
         if isinstance(message, m.View) and before is not None and message.lost > before.lost:
             for heard in self.loss_heard:
                 heard(before, message)
         if self._over is not None and links is not None:  # we are no longer a member: all requests end
-            for index in range(len(self.view.servers)):
+            for index in range(len(self._servers)):
                 links.lost(index, ERRORS.index(type(self._over)), str(self._over))
         if isinstance(message, m.Gone) and links is not None:
             links.lost(message.index, ERRORS.index(ServerLost), message.why)
@@ -210,6 +223,34 @@ class Attendance:
             recall()
         if isinstance(message, m.ShardMoved) and links is not None:
             links.moved(message.object, message.shard, message.server, message.term)
+
+    def _say_barrier(self, join: m.Join) -> m.Join:
+        """A scheduler that has begun again knows no barriers: that is for workers to say."""
+        if join.role != "worker":
+            return join
+        return msgspec.structs.replace(join, barrier=self._barrier, reduced=self._reduced)
+
+    def _say_again(self) -> None:
+        """What a scheduler that has begun again does not know of us."""
+        self._grow()
+        if self.places:
+            self.announce_split()
+        if self.holds is not None:
+            self.member.tell(self.holds)
+
+    def _learn(self, servers: list[m.Peer]) -> None:
+        """With the lock: there may be more than before. Numbers are given once, so what is known stays."""
+        self._servers += [peer.address for peer in servers[len(self._servers) :]]
+
+    def _grow(self) -> None:
+        """Connections to servers that are new, and word of it: shards move there once everybody can follow."""
+        with self._changed:
+            links, dialer, servers = self.links, self.dialer, list(self._servers)
+        if links is None or dialer is None:
+            return
+        dialer.grow([Address.parse(address) for address in servers])
+        links.grow(servers)
+        self.member.tell(m.KnowsServers(len(servers)))
 
     def announce_split(self) -> None:
         """Checkpoints ask this worker how far it has got."""
@@ -269,7 +310,7 @@ class Attendance:
             if self.member.away:
                 raise
             answer = ask(lambda n: m.Arrive(n, number, False, numbers), what, _LAST_WORD_SECONDS)  # names the missing
-        self._barrier = number + 1
+        self._barrier, self._reduced = number + 1, answer.reduced
         return answer.reduced
 
     def close(self, *, failed: bool = False, timeout: float = math.inf) -> None:

@@ -46,7 +46,7 @@ class Dialer:
     ) -> None:
         self._links = links
         self._transport = transport
-        self._servers = servers
+        self._servers = list(servers)
         self._token = token
         self._failure_timeout = failure_timeout
         self._keys: list[bytes | None] = [None] * len(servers)  # of the session at each server
@@ -59,6 +59,13 @@ class Dialer:
         self._thread = threading.Thread(target=self._run, name="windlass-dial", daemon=True)
         self._thread.start()
         _dialers.add(self)
+
+    def grow(self, servers: list[Address]) -> None:
+        """There are more; to be called before the links know."""
+        for address in servers[len(self._servers) :]:
+            self._keys.append(None)
+            self._locks.append(threading.Lock())
+            self._servers.append(address)
 
     def abandon(self, server: int) -> None:
         """Gives up a server: requests on their way there fail, and nobody dials it any more."""

@@ -9,8 +9,10 @@ from typing import Any
 from windlass.control import messages as m
 from windlass.control.consistency import Total
 from windlass.control.liveness import GRACE_SECONDS
-from windlass.control.model import Object
+from windlass.control.model import Moving, Object
 from windlass.control.state import State
+
+_MOVES_SHOWN = 64
 
 
 def status_of(
@@ -60,6 +62,8 @@ def status_of(
     return {
         "cluster": f"{terms.cluster:016x}",
         "seconds": round(time.time() - started_at, 3),
+        "generation": state.generation,
+        "returning": sorted(state.members[number].name for number in state.returning),
         "servers_expected": terms.servers,
         "missing": state.missing(),
         "servers_lost": {str(index): why for index, why in state.lost.items()},
@@ -95,7 +99,10 @@ def status_of(
             for object_ in state.objects.values()
         ],
         "leases": [{"app": app, "name": name, **of.status()} for (app, name), of in state.ledgers.items()],
-        "moves": len(state.moves),
+        "moves": len(state.moves.going),
+        "moving": [_moving(state, v) for v in itertools.islice(state.moves.going.values(), _MOVES_SHOWN)],
+        "servers_retired": {str(index): why for index, why in state.retired.items()},
+        "level": state.level.status(),
         "checkpoints": _checkpoints(state) if terms.saves else None,
         "timeouts": {
             "failure_timeout": terms.failure_timeout,
@@ -106,6 +113,13 @@ def status_of(
         },
         "settings": settings,
     }
+
+
+def _moving(state: State, v: Moving) -> dict[str, Any]:
+    """A shard on its way."""
+    there = state.objects.get(v.object)
+    name = "" if there is None else there.name
+    return {"name": name, "shard": v.shard, "from": v.source, "to": v.target, "ordered": v.ordered}
 
 
 def _checkpoints(state: State) -> dict[str, Any]:
@@ -136,10 +150,19 @@ def metrics_text(state: State, heard_seconds: dict[int, float]) -> bytes:
     counts = gauge("members", "Members that are there.", ("role",))
     for role in ("server", "worker", "reader"):
         counts.labels(role).set(sum(1 for x in state.members.values() if x.join.role == role))
+    gauge("generation", "How often a scheduler has begun with this journal; 0: it has none.").set(state.generation)
+    gauge("returning", "Members of an earlier scheduler that have not come back yet.").set(len(state.returning))
     gauge("servers_expected", "Servers that the cluster was started for.").set(state.terms.servers)
     gauge("servers_lost", "Servers that went while there was work.").set(len(state.lost))
     gauge("objects", "Tensors and tables.").set(len(state.objects))
-    gauge("moves", "Shards on their way.").set(len(state.moves))
+    gauge("moves", "Shards on their way.").set(len(state.moves.going))
+    level = state.level.status()
+    gauge("server_bytes_mean", "Bytes of tensors and tables on a server, on average.").set(level["mean_bytes"])
+    furthest = gauge("server_bytes_furthest", "How far the server furthest from the mean is, as a part of it.")
+    furthest.set(level["furthest"])
+    left = gauge("drain_shards_left", "Shards of a server that is drained.", ("server",))
+    for drain in level["drains"]:
+        left.labels(str(drain["server"])).set(drain["shards_left"])
     rows = gauge("table_rows", "Rows of the table.", ("name",))
     sizes = gauge("object_bytes", "What the tensor or table takes on all servers.", ("name",))
     table_sizes = state.table_sizes()

@@ -56,6 +56,13 @@ class Barrier:
             self._arrived[who] = given
             self._pass_if_complete()
 
+    def came_back(self, number: int, reduced: m.Reduced | None) -> None:
+        """A worker of an earlier scheduler's stands before this one, and got that at the last; others will, too."""
+        if number > self.number:
+            self.number = number
+            self._arrived.clear()
+            self._made, self._reduced = True, reduced
+
     def _pass_if_complete(self) -> None:
         if self._workers and not self._waited and len(self._arrived) == len(self._workers):
             self._made, self._reduced = True, reduced_of(self._by_rank())

@@ -18,6 +18,7 @@ from windlass._errors import InvalidArgument
 from windlass._settings import Settings
 from windlass.control import messages as m
 from windlass.control.member import Member
+from windlass.control.placement import spread
 
 _END_SECONDS = 5.0
 _log = logging.getLogger("windlass")
@@ -34,6 +35,7 @@ class ServerCheckpoints:
         self._shelf.set_bytes_max(settings.checkpoint_bytes_max)
         self._lock = threading.Lock()  # of what follows
         self._going: dict[int, _Going] = {}
+        self._loads: dict[int, m.Loaded | None] = {}  # what was said of each; None: it is under way
 
     @property
     def captured_bytes(self) -> int:
@@ -46,6 +48,9 @@ class ServerCheckpoints:
         with self._lock:
             if order.save in self._going:
                 return
+            for number, one in self._going.items():  # one at a time: nobody waits for those before it
+                if number < order.save and not one.decided.is_set():
+                    one.give_up()
             before = [one.thread for one in self._going.values() if one.thread is not None]
             going = self._going[order.save] = _Going()
             going.thread = threading.Thread(
@@ -100,10 +105,11 @@ class ServerCheckpoints:
             going = self._going.get(save)
             if going is None:
                 return
-            going.over, going.complete = True, complete  # before it decides
-            if going.saving is not None and not complete:
-                going.saving.cancel()
-            going.decided.set()
+            if complete:
+                going.over = going.complete = True  # before it decides
+                going.decided.set()
+            else:
+                going.give_up()
 
     @property
     def going(self) -> bool:
@@ -112,25 +118,36 @@ class ServerCheckpoints:
             return bool(self._going)
 
     def load(self, order: m.Load) -> None:
-        """Answers with Loaded."""
+        """Answers with Loaded. An order that is repeated is carried out once, and answered again."""
+        with self._lock:
+            if order.load in self._loads:
+                if (said := self._loads[order.load]) is not None:
+                    self._member.tell(said)
+                return
+            self._loads[order.load] = None
         threading.Thread(target=self._load, args=(order,), name="windlass-checkpoint", daemon=True).start()
 
     def _load(self, order: m.Load) -> None:
+        said = self._loaded(order)
+        with self._lock:
+            self._loads[order.load] = said
+        self._member.tell(said)
+
+    def _loaded(self, order: m.Load) -> m.Loaded:
         try:
             checkpoint = Checkpoint.open(self._folder(), Place(order.app, order.clock, order.id))
             numbers = self._attach(order.objects)
             mine = self._member.welcome.index
             wanted = [
-                (number, [shard for shard, owner in enumerate(owners_of(one.runs, self._shelf.describe(number)[5]))
+                (number, [shard for shard, owner in enumerate(spread(one.runs, self._shelf.describe(number)[5])[0])
                           if owner == mine])
                 for number, one in zip(numbers, order.objects, strict=True)
             ]  # fmt: skip
             said = fill(self._shelf, checkpoint, wanted)
         except Exception as error:
             _log.error("server: resume: %s", error)
-            self._member.tell(m.Loaded(_text(error), load=order.load))
-            return
-        self._member.tell(m.Loaded(said=[line[: m.TEXT_CHARS_MAX] for line in said], load=order.load))
+            return m.Loaded(_text(error), load=order.load)
+        return m.Loaded(said=[line[: m.TEXT_CHARS_MAX] for line in said], load=order.load)
 
     def _attach(self, objects: list[m.Placed]) -> list[int]:
         for one in objects:
@@ -164,18 +181,16 @@ class _Going:
         self.decided = threading.Event()  # since the scheduler has said what becomes of it:
         self.over = self.complete = False
 
+    def give_up(self) -> None:
+        """Nothing of it may stay."""
+        self.over = True
+        if self.saving is not None:
+            self.saving.cancel()
+        self.decided.set()
+
 
 def _text(error: Exception) -> str:
     return str(error)[: m.TEXT_CHARS_MAX] or type(error).__name__
-
-
-def owners_of(runs: list[m.Run], shards: int) -> list[int]:
-    """The server of every shard."""
-    owners: list[int] = []
-    for at, (first, server, _) in enumerate(runs):
-        end = runs[at + 1][0] if at + 1 < len(runs) else shards
-        owners += [server] * (end - first)
-    return owners
 
 
 def _said(save: int, index: IndexRef) -> m.Saved:

@@ -104,6 +104,22 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True)
+class Keep:
+    """A row for the journal, which is to be on disk before any other action of the event is done. None: it goes."""
+
+    table: str
+    key: str
+    value: bytes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Defer:
+    """The connection ends without a word: whoever wants to join tries again in a moment."""
+
+    connection: int
+
+
+@dataclasses.dataclass(frozen=True)
 class End:
     """The scheduler is done."""
 
@@ -120,4 +136,4 @@ class SaveManifest:
     save: "Save"
 
 
-Action = Admit | Refuse | Tell | Cut | Timer | Log | SaveManifest | End
+Action = Admit | Refuse | Defer | Tell | Cut | Timer | Log | SaveManifest | Keep | End

@@ -45,6 +45,17 @@ class Evidence:
             with contextlib.suppress(InvalidArgument):  # clients will complain of it
                 self._ports[member] = Address.parse(join.addresses[0])
 
+    def expect(self, member: int, join: m.Join) -> None:
+        """It was a member of an earlier scheduler. The number of its process may be another's by now; but if there is
+        none of that number, it is gone."""
+        if join.home == self._here and join.pid:
+            try:
+                os.close(os.pidfd_open(join.pid))
+            except ProcessLookupError:
+                self._gone(member, f"its process {join.pid} has ended")
+            except OSError:
+                pass
+
     def forget(self, member: int) -> None:
         """It is no member any more."""
         if (pidfd := self._processes.pop(member, None)) is not None:

@@ -118,6 +118,7 @@ class Worker:
     known: int = -1  #: how many reports of it were counted; -1: nothing is known of it
     duplicates: int = 0
     held: dict[int, dict[int, bool]] = dataclasses.field(default_factory=dict)  #: by epoch and range: begun?
+    counted: dict[int, list[int]] = dataclasses.field(default_factory=dict)  #: ranges that it was counted for, by epoch
 
     def count(self) -> int:
         """Ranges that it holds."""
@@ -136,6 +137,8 @@ class Ledger:
         self.counted = 0  #: samples that were done, each of an epoch once
         self.duplicates = 0  #: samples that were done again
         self._epochs: dict[int, Epoch] = {}  # from `complete` on, those that anybody has touched
+        self._by_gone: dict[int, list[int]] = {}  # ranges that were done by workers who are gone, by epoch
+        self._duplicates_by_gone = 0
 
     def ask(self, who: int, workers: int, question: m.Lease) -> m.Leased:
         """What a worker holds after what it has said. `workers`: how many there are to share with."""
@@ -163,9 +166,14 @@ class Ledger:
         """A worker is gone: what it has not done is for the others."""
         me = self.workers.pop(who, None)
         self.recalled.discard(who)
-        for epoch, held in () if me is None else me.held.items():
+        if me is None:
+            return
+        for epoch, held in me.held.items():
             for index in held:
                 self._let_go(who, self._epochs[epoch], index)
+        self._duplicates_by_gone += me.duplicates
+        for epoch, counted in me.counted.items():
+            self._by_gone.setdefault(epoch, []).extend(counted)
 
     def saved(self) -> "Saved":
         """What is done, for a checkpoint. What somebody holds is to be done again."""
@@ -173,23 +181,38 @@ class Ledger:
         runs = pack((number, index) for number in sorted(done) for index in done[number])
         return Saved(self.terms, self.complete, self.counted, self.duplicates, runs)
 
+    def kept(self) -> "Saved":
+        """What no worker that is there could say again. With their words a ledger of it is this one."""
+        done = {epoch: sorted(ranges) for epoch, ranges in sorted(self._by_gone.items())}
+        sizes = sum(size_of(self.terms, index) for ranges in done.values() for index in ranges)
+        runs = pack((epoch, index) for epoch, ranges in done.items() for index in ranges)
+        counted = self.complete * self.terms.samples + sizes
+        return Saved(self.terms, self.complete, counted, self._duplicates_by_gone, runs)
+
     @classmethod
     def restored(cls, saved: "Saved") -> "Ledger":
         """A ledger that goes on where another had got to. Raises BadLease."""
         ledger = cls(saved.terms)
+        ledger.take(saved)
+        return ledger
+
+    def take(self, saved: "Saved") -> None:
+        """A ledger that is new goes on from there. Raises BadLease."""
         if saved.complete > saved.terms.epochs:
             raise BadLease(f"{saved.complete} epochs are done of {saved.terms.epochs}")
-        ledger.complete, ledger.counted, ledger.duplicates = saved.complete, saved.counted, saved.duplicates
+        self.complete, self.counted, self.duplicates = saved.complete, saved.counted, saved.duplicates
+        self._duplicates_by_gone = saved.duplicates
         for epoch, first, count in saved.done:
-            if not saved.complete <= epoch < saved.terms.epochs or first + count > ledger.ranges:
-                raise BadLease(f"ranges {first} to {first + count - 1} of epoch {epoch} are not among {ledger.ranges}")
-            at = ledger._epoch(epoch)
+            if not saved.complete <= epoch < saved.terms.epochs or first + count > self.ranges:
+                raise BadLease(f"ranges {first} to {first + count - 1} of epoch {epoch} are not among {self.ranges}")
+            at = self._epoch(epoch)
             assert at is not None
             for index in range(first, first + count):
-                at.done_count += not at.done[index]
-                at.done[index] = 1
-        ledger._advance()
-        return ledger
+                if not at.done[index]:
+                    at.done_count += 1
+                    at.done[index] = 1
+                    self._by_gone.setdefault(epoch, []).append(index)
+        self._advance()
 
     def status(self) -> dict[str, int]:
         """For people: ranges of the first epoch that is not done; samples of all epochs."""
@@ -238,6 +261,7 @@ class Ledger:
                 me.held.get(epoch, {}).pop(index, None)
             return
         self.counted += size
+        me.counted.setdefault(epoch, []).append(index)
         self._done(epoch, at, index, by=who)
         self._advance()
 
@@ -255,13 +279,18 @@ class Ledger:
 
     def _forget(self, epoch: int) -> None:
         self._epochs.pop(epoch, None)
+        self._by_gone.pop(epoch, None)
         self.complete = epoch + 1
         for worker in self.workers.values():
             worker.held.pop(epoch, None)
+            worker.counted.pop(epoch, None)
 
     def _complete_up_to(self, complete: int) -> None:
         """A worker knows of epochs that are done: of a ledger before this one."""
         while self.complete < complete:
+            at = self._epochs.get(self.complete)
+            done = 0 if at is None else sum(size_of(self.terms, i) for i in range(at.ranges) if at.done[i])
+            self.counted += self.terms.samples - done
             self._forget(self.complete)
         self._advance()
 

@@ -4,11 +4,16 @@ A member beats over a connection of its own, and is dead when it has been silent
 breaks, it has the same time to make another: a reset says nothing of the process behind it, which may only stand still
 for a moment. Where the process is known to be gone (windlass/control/evidence.py), it is dead after a quarter of a
 second, in which its last words can be read. If it was we who slept, everybody gets the time to be heard again.
+
+If more than half are silent at once and no connection broke, it is more likely that we are cut off than that they are
+dead: then nobody is given up for silence before three times failure_timeout.
 """
 
 import dataclasses
 
 GRACE_SECONDS = 0.25  # for the last words of a process that is gone
+_MANY = 3  # fewer members than these say nothing of the network
+_PATIENCE = 3  # times failure_timeout, while we may be cut off
 
 
 @dataclasses.dataclass
@@ -26,6 +31,7 @@ class Liveness:
         self._timeout = failure_timeout
         self._pulses: dict[int, _Pulse] = {}
         self._looked: float | None = None
+        self.cut_off = False  #: by the last look(), we may be
 
     @property
     def period(self) -> float:
@@ -76,14 +82,20 @@ class Liveness:
                 pulse.heard = now
                 pulse.broken = None if pulse.broken is None else now
                 pulse.gone = None if pulse.gone is None else (now, pulse.gone[1])
+        # Beats do not come at the same moment: who has missed half of the time is silent, too.
+        silent = sum(pulse.connections > 0 and now - pulse.heard > self._timeout / 2 for pulse in self._pulses.values())
+        self.cut_off = len(self._pulses) >= _MANY and 2 * silent > len(self._pulses)
         dead = []
         for member, pulse in self._pulses.items():
             if pulse.gone is not None and now - pulse.gone[0] > GRACE_SECONDS:
                 dead.append((member, pulse.gone[1]))
-            elif now - pulse.heard > self._timeout:
-                silent = "its connection broke and was not made again within" if pulse.broken else "no heartbeat for"
-                dead.append((member, f"{silent} {self._timeout:g} s"))
+            elif now - pulse.heard > (patience := self._patience(pulse)):
+                what = "its connection broke and was not made again within" if pulse.broken else "no heartbeat for"
+                dead.append((member, f"{what} {patience:g} s"))
         return dead
+
+    def _patience(self, pulse: _Pulse) -> float:
+        return self._timeout * (_PATIENCE if self.cut_off and pulse.connections > 0 else 1)
 
     def ages(self, now: float) -> dict[int, float]:
         """Seconds since each member was last heard of."""

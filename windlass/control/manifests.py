@@ -11,6 +11,7 @@ import windlass
 from windlass import _core
 from windlass._checkpoint.folder import Folder
 from windlass._checkpoint.layout import SAFETENSORS, IndexRef, Manifest, Object, opaque, plain
+from windlass._checkpoint.names import Place
 from windlass._checkpoint.reader import Checkpoint, by_age, find, newest
 from windlass._checkpoint.retention import prune
 from windlass._checkpoint.writer import write_manifest
@@ -90,6 +91,12 @@ class Checkpoints:
         except Exception as error:
             return str(error) or type(error).__name__
         return ""
+
+    def written_at(self, app: str, clock: int, id: str) -> float | None:
+        """When the manifest of a checkpoint was written; None: there is none that can be read."""
+        with contextlib.suppress(CorruptCheckpoint, StorageFailed, NotFound):
+            return Checkpoint.open(self._folder, Place(app, clock, id)).manifest.created
+        return None
 
     def prune(self, app: str, writing: set[str]) -> None:
         """Removes older ones, but not those that are being written."""

@@ -1,7 +1,8 @@
 """A member's side of the control plane: one thread that listens to the scheduler, one that sees to the heartbeat.
 
 When the scheduler is away, pushes and pulls go on, which do not pass through it; the member says so once, and comes
-back under its incarnation as soon as it can. Questions wait for that, within their timeout.
+back under its incarnation as soon as it can. Questions wait for that, within their timeout. A scheduler that keeps a
+journal may be another process when it is back, of a higher generation; one of a lower generation is not listened to.
 
 A member that leaves says so and goes on listening and beating until the scheduler closes the connection: whoever hangs
 up first resets the connection when the next message comes, and then the scheduler may never read what was said before.
@@ -12,6 +13,7 @@ import logging
 import math
 import os
 import pathlib
+import random
 import secrets
 import socket
 import ssl
@@ -35,7 +37,9 @@ _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = (0.02, 0.5)  # between attempts: the first, and the most it grows to
 _CLOSE_SECONDS = 2.0
 _FAREWELL_SECONDS = 10.0  # for the scheduler to take note of it
+_PATIENT_SECONDS = 30.0  # the same, of a worker whose scheduler is away and has a journal: it will come back
 _REPORT_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
 _log = logging.getLogger("windlass")
 
 
@@ -100,6 +104,8 @@ class Member:
         self._token = token
         self._heard = heard
         self.report: Callable[[], m.Message | None] = lambda: None  # what is told every second or so
+        self.again: Callable[[m.Join], m.Join] = lambda join: join  # what is said when we come back
+        self.returned: Callable[[], None] = lambda: None  # called when we have come back
         self._tls = tls
         self._lock = threading.Condition()  # of what follows
         self._ws: WebSocket | None = None
@@ -165,8 +171,11 @@ class Member:
     def _greet(self, deadline: float) -> WebSocket:
         ws = connect(self.address, "/control", self._token, deadline, self._tls, self._attempts)
         try:
-            ws.send(m.encode(self.join))
+            ws.send(m.encode(self._join()))
             match first := m.read_scheduler(ws.receive(deadline)):
+                case m.Welcome(generation=generation) if generation < self.welcome.generation:
+                    older = f"generation {generation}, and we know {self.welcome.generation}"
+                    raise ServerLost(f"the scheduler at {self.address} is an older one: {older}")
                 case m.Welcome():
                     self.welcome = first
                     # From now on a scheduler of another cluster at the same address is to refuse us.
@@ -184,6 +193,10 @@ class Member:
             if isinstance(error, m.Malformed):
                 raise ProtocolError(f"the scheduler at {self.address}: {error}") from error
             raise _in_our_words(error, f"join the scheduler at {self.address}") from error
+
+    def _join(self) -> m.Join:
+        """With what is to be said again, once we have been there."""
+        return self.again(self.join) if self.welcome.cluster else self.join
 
     def _attach(self, ws: WebSocket) -> None:
         with self._lock:
@@ -222,14 +235,16 @@ class Member:
             ws.end()
 
     def _come_back(self) -> None:
-        """For a farewell one attempt is enough: a scheduler that is not there or knows us no more waits for nobody."""
-        pause = _PAUSE_SECONDS[0]
+        """For a farewell one attempt is enough: a scheduler that is not there or knows us no more waits for nobody. One
+        that has a journal will be back, and miss a worker that says nothing."""
+        pause, begun = _PAUSE_SECONDS[0], time.monotonic()
         while not self._closed.is_set():
-            self._leaving.wait(pause)
+            (self._closed if self._leaving.is_set() else self._leaving).wait(pause * random.uniform(0.5, 1.0))
             try:
                 ws = self._greet(time.monotonic() + _ATTEMPT_SECONDS)
             except WindlassError as error:
-                if self._leaving.is_set():
+                patient = self._is_patient and isinstance(error, (ServerLost, Timeout))
+                if self._leaving.is_set() and not (patient and time.monotonic() - begun < _PATIENT_SECONDS):
                     self._closed.set()
                     return
                 if isinstance(error, (ServerLost, Timeout)):
@@ -241,7 +256,15 @@ class Member:
                 return
             _log.warning("the scheduler at %s is back", self.address)
             self._attach(ws)
+            self._reported = None  # it may be another
+            if self._farewell is None:
+                self.returned()
             return
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether a farewell waits for the scheduler to be back."""
+        return self.join.role == "worker" and self.welcome.generation > 0 and self._farewell is not None
 
     def _take(self, message: m.Message) -> None:
         if self._farewell is not None:
@@ -254,7 +277,7 @@ class Member:
                         self._lock.notify_all()
             case m.Welcome():
                 self.welcome = message
-            case m.Shutdown():
+            case m.Shutdown() | m.Retire(drained=True):
                 self._leaving.set()
                 self._heard(message)
             case m.Refused(error, text):
@@ -364,7 +387,12 @@ class Member:
             self.tell(self._farewell)
         if not self._threads or threading.current_thread() in self._threads:
             return  # the one that listens, or is about to, sees to the rest
-        self._threads[0].join(min(timeout, _FAREWELL_SECONDS))
+        begun, patience = time.monotonic(), _FAREWELL_SECONDS
+        while self._threads[0].is_alive() and (left := begun + min(timeout, patience) - time.monotonic()) > 0:
+            self._threads[0].join(min(left, _LOOK_SECONDS))
+            if self._is_patient and self.away and patience < _PATIENT_SECONDS and not self._closed.is_set():
+                _log.warning("the scheduler at %s is away; waits for it to take note of the end", self.address)
+                patience = _PATIENT_SECONDS
         self._stop_beating()
         if (ws := self._ws) is not None:
             ws.close()

@@ -58,6 +58,16 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 # -- what members say ------------------------------------------------------------------------------------------------
 
 
+class Reduced(Message, frozen=True):
+    """The result of an all-reduce; its shape is that of what each worker gave."""
+
+    workers: U32 = 0  #: that gave something
+    dtype: ReduceDtype = "float32"
+    data: bytes = b""  #: little-endian, in C order
+    error: str = ""  #: the name of a class in windlass._errors, where nothing could be made of what they gave
+    why: str = ""
+
+
 class Join(Message, frozen=True):
     """The first message of every connection. The same incarnation again: a connection that was re-made."""
 
@@ -72,6 +82,8 @@ class Join(Message, frozen=True):
     pid: U32 = 0
     version: U32 = VERSION
     on_worker_loss: OnWorkerLoss = "continue"  #: of workers; the same for all of an app
+    barrier: U64 = 0  #: of a worker that comes back: the number of its next barrier
+    reduced: Reduced | None = None  #: likewise: what it got at the one before, if that was an all-reduce
     home: Text = ""  #: where `pid` means this process: the same for all whom the scheduler's kernel can tell it of
     tasks: U32 = 0  #: of an operator that is a task of an engine: how many of them are workers, of which it is `rank`
 
@@ -159,6 +171,22 @@ class Move(Question, frozen=True):
     name: Text  #: app/name
     shard: U32
     server: U32
+
+
+class Drain(Question, frozen=True):
+    """An operator wants a server emptied, which then ends; answered when it is empty. May be asked again."""
+
+    server: U32
+
+
+class KnowsServers(Message, frozen=True):
+    """A worker or reader has room for so many servers, and reaches those that it needs: shards may move there."""
+
+    servers: U32
+
+
+class Leaving(Message, frozen=True):
+    """A server was told to end (SIGTERM). Answered with Retire: when it is empty, or at once if all end."""
 
 
 class Moved(Message, frozen=True):
@@ -334,6 +362,7 @@ class Welcome(Message, frozen=True):
     places: Places = {}  #: where its static splits go on
     places_why: str = ""  #: why they begin their epochs again, if they do
     saves: bool = False  #: there is a place for checkpoints
+    generation: U64 = 0  #: how often a scheduler has begun with this one's journal; 0: it has none
     linger: bool = False  #: the cluster stays when nobody uses it
 
 
@@ -367,6 +396,12 @@ class View(Message, frozen=True):
     waited: list[U32] = []  #: ranks that were lost and whose replacement is waited for
     clock: U64 = 0  #: at which it started: 0, or where its checkpoint was cut
     lost: U64 = 0  #: how many workers were lost since the view `started`
+
+
+class Servers(Message, frozen=True):
+    """To workers and readers: all servers, in the order of their numbers, since there is one more."""
+
+    servers: list[Peer]
 
 
 class Gone(Message, frozen=True):
@@ -475,6 +510,13 @@ class SaveOver(Message, frozen=True):
     why: Text = ""
 
 
+class Retire(Message, frozen=True):
+    """To a server: it ends. `drained`: nothing is lost with it."""
+
+    why: str
+    drained: bool
+
+
 class Shutdown(Message, frozen=True):
     """The cluster ends."""
 
@@ -505,16 +547,6 @@ class Leased(Message, frozen=True):
     duplicates: U64 = 0  #: samples that this worker used and that another's work was counted for
 
 
-class Reduced(Message, frozen=True):
-    """The result of an all-reduce; its shape is that of what each worker gave."""
-
-    workers: U32 = 0  #: that gave something
-    dtype: ReduceDtype = "float32"
-    data: bytes = b""  #: little-endian, in C order
-    error: str = ""  #: the name of a class in windlass._errors, where nothing could be made of what they gave
-    why: str = ""
-
-
 class Recall(Message, frozen=True):
     """What the worker holds of a ledger has become less: it asks what is left."""
 
@@ -543,6 +575,9 @@ FromMember = (
     | Delete
     | List
     | Move
+    | Drain
+    | KnowsServers
+    | Leaving
     | Moved
     | Stop
     | Lease
@@ -562,6 +597,7 @@ FromScheduler = (
     | Refused
     | Waiting
     | View
+    | Servers
     | Gone
     | Objects
     | Forgotten
@@ -577,16 +613,20 @@ FromScheduler = (
     | SplitsDue
     | HoldOver
     | SaveOver
+    | Retire
     | Shutdown
     | Answer
 )
 
 #: Which roles may say what, once they have joined.
 MAY_SAY: dict[str, tuple[type, ...]] = {
-    "server": (Ready, Leave, Report, Moved, Armed, Saved, Loaded),
-    "worker": (Leave, Report, Open, Forget, Delete, List, Lease, Arrive, Save, Keep, HasSplit, Splits, Holds),
-    "reader": (Leave, Report, Open, List),
-    "operator": (Leave, List, Move, Stop, SaveNow),
+    "server": (Ready, Leave, Leaving, Report, Moved, Armed, Saved, Loaded),
+    "worker": (
+        *(Leave, Report, KnowsServers, Open, Forget, Delete, List, Lease, Arrive, Save, Keep),
+        *(HasSplit, Splits, Holds),
+    ),
+    "reader": (Leave, Report, KnowsServers, Open, List),
+    "operator": (Leave, List, Move, Drain, Stop, SaveNow),
 }
 ROLES = tuple(MAY_SAY)
 

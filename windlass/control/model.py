@@ -44,6 +44,7 @@ class Member:
     since: int = 0  #: the number of the first view that a worker was in
     instead: bool = False  #: a worker that took the place of one that was lost
     splits: bool = False  #: a worker that goes through a static split
+    knows_servers: int = 0  #: how many a worker or reader has room for
     holds: m.Holds | None = None  #: a worker that was told to end and waits for a checkpoint
 
     @property
@@ -118,6 +119,7 @@ class Object:
     form: str = ""  #: of a tensor: dtype and shape
     settled: str = ""  #: see Spec
     sync: str = ""
+    runs: list[m.Run] = dataclasses.field(default_factory=list)  #: where it was placed first
 
     @property
     def app(self) -> str:

@@ -57,3 +57,14 @@ def runs_of(owners: Sequence[int], terms: Sequence[int]) -> list[tuple[int, int,
         if not runs or runs[-1][1:] != (server, term):
             runs.append((shard, server, term))
     return runs
+
+
+def spread(runs: Sequence[tuple[int, int, int]], shards: int) -> tuple[list[int], list[int]]:
+    """The owner and the term of every shard."""
+    owners: list[int] = []
+    terms: list[int] = []
+    for at, (first, server, term) in enumerate(runs):
+        end = runs[at + 1][0] if at + 1 < len(runs) else shards
+        owners += [server] * (end - first)
+        terms += [term] * (end - first)
+    return owners, terms

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from windlass.control import kept
 from windlass.control import messages as m
 from windlass.control.leases import BadLease, Ledger
 from windlass.control.leases import Saved as SavedLedger
 from windlass.control.refusal import Wrong
 
 if TYPE_CHECKING:
-    from windlass.control.model import Object, Spec
+    from windlass.control.model import Member, Object, Spec
     from windlass.control.state import State
 
 
@@ -95,6 +96,7 @@ class Resuming:
             return not self.going
         self._begun = True
         state, resume = self._state, self.resume
+        state.note("resume")
         made = [state.place_anew(spec, resume.app) for spec in resume.specs]
         self._unopened = {object.number for object in made}
         objects = [object.placed() for object in made]
@@ -114,6 +116,7 @@ class Resuming:
         self._loaded.add(server)
         if self._loaded >= set(self._state.servers):
             self.going = False
+            self._state.note("resume")
             self._state.begin_apps()
 
     def _take_older(self, why: str) -> None:
@@ -131,6 +134,7 @@ class Resuming:
         self._begun = False
         self._loaded.clear()
         self._order, self._next = self._next, self._next + 1
+        state.note("resume")
         state.welcome_again(resume.app)
         self.begin()
 
@@ -138,13 +142,16 @@ class Resuming:
         for line in lines:
             if line not in self.said:  # several servers say the same
                 self.said.append(line)
+                self._state.note("resume")
                 self._state.log("warning", line)
 
     # -- objects that are opened -------------------------------------------------------------------------------------
 
     def opened(self, object: int) -> None:
         """Somebody uses it as it was."""
-        self._unopened.discard(object)
+        if object in self._unopened:
+            self._unopened.discard(object)
+            self._state.note("resume")
 
     def loads(self, objects: list[int]) -> bool:
         """Whether any of them is being loaded again."""
@@ -174,7 +181,7 @@ class Resuming:
         own = spec.name.partition("/")[2]
         if state.saves.going is not None and there.number in state.saves.going.objects:
             raise Wrong("InvalidArgument", f"{own!r}: a checkpoint is being taken of it as it was; try again")
-        if any(v.object == there.number for v in state.moves.values()):
+        if any(v.object == there.number for v in state.moves.going.values()):
             raise Wrong("InvalidArgument", f"{own!r}: shards of it are moving; try again")
         alike = sorted(o.name.partition("/")[2] for o in state.objects.values() if o.group == there.name != o.name)
         if alike and len(there.owners) != len(spec.shard_bytes):
@@ -185,6 +192,7 @@ class Resuming:
         made = state.replace(there, spec_bytes)
         number, self._next = self._next, self._next + 1
         self._changes[number] = _Change(made.number, set(state.servers), [])
+        state.note("resume")
         order = m.Load(resume.id, resume.app, resume.clock, [made.placed()], number)
         state.tell(state.servers.values(), order)
         return made
@@ -201,12 +209,14 @@ class Resuming:
         if change.servers:
             return
         del self._changes[message.load]
+        self._state.note("resume")
         placed = self._state.objects[change.object].placed()
         for asker, question in change.askers:
             self._state.tell([asker], m.Answer(question, placed=[placed]))
 
     def _give_up(self, number: int, why: str) -> None:
         change = self._changes.pop(number)
+        self._state.note("resume")
         if (there := self._state.objects.get(change.object)) is not None:
             own = there.name.partition("/")[2]
             self._lost[there.name] = f"{own!r} cannot be loaded with another rule or policy: {why}"
@@ -221,6 +231,57 @@ class Resuming:
         for number, change in list(self._changes.items()):
             if server in change.servers:
                 self._give_up(number, f"server {server} is gone: {why}")
+
+    # -- when the scheduler has begun again --------------------------------------------------------------------------
+
+    def row(self) -> "kept.Resumed | None":
+        """For the journal."""
+        if (resume := self.resume) is None:
+            return None
+        return kept.Resumed(
+            resume.id,
+            resume.app,
+            resume.clock,
+            resume.world_size,
+            resume.created,
+            self.going,
+            self._begun,
+            self._taken,
+            self._order,
+            self._next,
+            self._clock,
+            list(self.said),
+            sorted(self._unopened),
+            {number: change.object for number, change in sorted(self._changes.items())},
+            dict(self._lost),
+        )
+
+    def restore(self, row: "kept.Resumed") -> None:
+        """Goes on from there. The checkpoint itself is needed only until the app has started; else its row will do."""
+        if self.resume is None or self.resume.id != row.id:
+            if row.going or not row.taken:
+                raise ValueError(f"checkpoint {row.id}, which the cluster was to begin with, is not there any more")
+            self.resume = Resume(row.id, row.app, row.clock, row.world_size, [], {}, created=row.created)
+        self.going, self._begun, self._taken = row.going, row.begun, row.taken
+        self._order, self._next, self._clock, self.said = row.order, row.next, row.clock_left, list(row.said)
+        self._unopened, self._lost = set(row.unopened), dict(row.lost)
+        servers = set(self._state.servers)
+        self._changes = {number: _Change(object, set(servers), []) for number, object in row.changes.items()}
+        if row.taken:
+            self._ledgers = {}
+
+    def catch_up(self, server: "Member") -> None:
+        """Orders that a server may have missed. One that has carried them out says so again."""
+        if (resume := self.resume) is None:
+            return
+        objects = self._state.objects
+        orders = {number: [change.object] for number, change in self._changes.items() if server.index in change.servers}
+        if self.going and self._begun and server.index not in self._loaded:
+            orders[self._order] = sorted(self._unopened)
+        for number, of in orders.items():
+            placed = [objects[object].placed() for object in of if object in objects]
+            order = m.Load(resume.id, resume.app, resume.clock, placed, number)
+            self._state.tell([server.join.incarnation], order)
 
     # -- workers that begin ------------------------------------------------------------------------------------------
 
@@ -244,6 +305,7 @@ class Resuming:
         if self.resume is None or app != self.resume.app:
             return 0
         clock, self._clock, self._taken = self._clock, 0, True
+        self._state.note("resume")
         return clock
 
     def take_ledgers(self, app: str, world_size: int) -> dict[tuple[str, str], Ledger]:

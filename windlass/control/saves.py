@@ -17,19 +17,21 @@ the lowest clock of theirs, which no update can have passed; they are released w
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from windlass.control import kept
 from windlass.control import messages as m
 from windlass.control.events import SaveManifest, Timer
 from windlass.control.leases import Saved as SavedLedger
 from windlass.control.refusal import Wrong
 
 if TYPE_CHECKING:
-    from windlass.control.model import App
+    from windlass.control.model import App, Member
     from windlass.control.state import State
 
 ARM_SECONDS = 30.0  # for all servers to say that they are armed
 SPLITS_SECONDS = 5.0  # for workers to say where their static splits are
 HOLD_SECONDS = 0.5  # for all workers to hold, once one does
 _KEPT_PER_RANK = 8
+_INTERRUPTED = "the scheduler ended before it was complete"
 
 
 @dataclasses.dataclass
@@ -82,10 +84,11 @@ class Saves:
 
     def __init__(self, state: "State") -> None:
         self._state = state
-        self._next = 1
+        self.next = 1  #: the number of the next one
         self.going: Save | None = None
         self._kept: dict[str, dict[int, list[tuple[int, bytes]]]] = {}  # by app and rank: clocks and what is kept
         self._asked: dict[str, list[Asked]] = {}  # by app; the checkpoint has not begun
+        self._over_before: tuple[kept.Saving, bool] | None = None  # one of an earlier scheduler, and if it is complete
         resume = state.resuming.resume
         #: The newest complete one, by app.
         self.last: dict[str, Last] = (
@@ -168,20 +171,20 @@ class Saves:
         if question.only is not None and (missing := sorted(set(question.only) - set(own))):
             raise Wrong("NotFound", f"{what}: there is no object {missing[0]!r}")
         objects = sorted(own.values() if question.only is None else (own[name] for name in question.only))
-        if any(v.object in objects for v in state.moves.values()):
+        if any(v.object in objects for v in state.moves.going.values()):
             raise Wrong("InvalidArgument", f"{what}: shards of it are moving; try again")
         if state.resuming.loads(objects):
             raise Wrong("InvalidArgument", f"{what}: an object is being loaded; try again")
         rank = state.members[asker].index if asker else 0
         extra = {}
-        for other, kept in self._kept.get(app.name, {}).items():
-            fitting = [value for clock, value in kept if clock <= question.clock]
+        for other, values in self._kept.get(app.name, {}).items():
+            fitting = [value for clock, value in values if clock <= question.clock]
             if fitting:
                 extra[other] = fitting[-1]
         if question.extra:
             extra[rank] = question.extra
         tag, operators = (question.tag, []) if question.only is not None else self._take_asked(app, question.tag)
-        number, self._next = self._next, self._next + 1
+        number, self.next = self.next, self.next + 1
         going = self.going = Save(
             number,
             f"{(state.terms.cluster + number) % 2**64:016x}",
@@ -200,6 +203,8 @@ class Saves:
             operators=operators,
         )
         state.log("info", f"checkpoint {going.id} of app {app.name!r} at clock {going.clock}")
+        state.note("saving", number)
+        state.note("cluster")
         going.asked = {worker for worker in app.workers.values() if state.members[worker].splits}
         if going.asked:
             state.tell(going.asked, m.SplitsDue(number, going.clock))
@@ -214,9 +219,12 @@ class Saves:
         if missing := [object for object in going.objects if object not in state.objects]:
             self.give_up(f"object {missing[0]} was deleted")
             return
-        placed = [state.objects[object].placed() for object in going.objects]
-        state.tell(going.servers.values(), m.Capture(going.number, going.id, going.app, going.clock, placed))
+        state.tell(going.servers.values(), self._order(going))
         state.act(Timer("save", ARM_SECONDS))
+
+    def _order(self, going: Save) -> m.Capture:
+        placed = [self._state.objects[object].placed() for object in going.objects if object in self._state.objects]
+        return m.Capture(going.number, going.id, going.app, going.clock, placed)
 
     # -- what workers say --------------------------------------------------------------------------------------------
 
@@ -315,6 +323,7 @@ class Saves:
         if going.asker:
             self._state.tell([going.asker], m.Answer(going.question, saved=going.id))
             going.question = 0
+            self._state.note("saving", going.number)
         if going.held:
             self._release(going.app)
 
@@ -350,6 +359,7 @@ class Saves:
         if not going.partial:
             self.last[going.app] = Last(going.id, going.clock, at)
         self.failed.pop(going.app, None)
+        self._state.note("saves", going.app)
         self._state.log("info", f"checkpoint {going.id} of app {going.app!r} is complete")
         self._over("", complete=True)
 
@@ -359,6 +369,7 @@ class Saves:
         if going is None:
             return
         self.failed[going.app] = why
+        self._state.note("saves", going.app)
         self._state.log("error", f"checkpoint {going.id} of app {going.app!r} was given up: {why}")
         self._over(why, complete=False)
 
@@ -379,6 +390,43 @@ class Saves:
     def server_gone(self, index: int, why: str) -> None:
         if (going := self.going) is not None and index in going.servers and index not in going.indexes:
             self.give_up(f"server {index} is gone: {why}")
+
+    # -- when the scheduler has begun again --------------------------------------------------------------------------
+
+    def put_last(self, app: str, id: str | None, clock: int, at: float, failed: str | None) -> None:
+        """For kept.restore()."""
+        if id is not None:
+            self.last[app] = Last(id, clock, at)
+        if failed is not None:
+            self.failed[app] = failed
+
+    def end_interrupted(self, one: "kept.Saving", at: float | None) -> None:
+        """A checkpoint was being taken. It counts if its manifest is there, written at that time."""
+        state = self._state
+        self._over_before = one, at is not None
+        if at is not None and not one.partial:
+            self.last[one.app] = Last(one.id, one.clock, at)
+            self.failed.pop(one.app, None)
+        elif at is None:
+            self.failed[one.app] = _INTERRUPTED
+            state.log("error", f"checkpoint {one.id} of app {one.app!r} was given up: {_INTERRUPTED}")
+        state.note("saves", one.app)
+        state.note("saving", one.number)
+
+    def catch_up(self, member: "Member") -> None:
+        """What somebody who was away may have missed."""
+        state, number = self._state, member.join.incarnation
+        going = self.going
+        waits = going is not None and going.captures and member.index not in going.indexes
+        if waits and going is not None and going.servers.get(member.index) == number:
+            state.tell([number], self._order(going))
+        if self._over_before is None:
+            return
+        one, complete = self._over_before
+        if member.join.role == "server":
+            state.tell([number], m.CaptureOver(one.number, complete))
+        elif one.asker == number and not one.question:
+            state.tell([number], m.SaveOver(one.id, *(() if complete else ("CheckpointFailed", _INTERRUPTED))))
 
     def status(self) -> dict[str, Any]:
         """For people: what is being taken; the newest complete one; why the one after it is not there."""
@@ -410,6 +458,7 @@ class Saves:
         going, self.going = self.going, None
         assert going is not None
         state = self._state
+        state.note("saving", going.number)
         state.act(Timer("save", None))
         if going.asker in state.members:
             if going.question and error:
@@ -425,5 +474,6 @@ class Saves:
         for name in list(self._asked):  # who asked meanwhile
             if (app := state.apps.get(name)) is not None and app.started:
                 self.due(app)
+        state.level.look()
         state.end_if_saved(going.app)
         state.end_if_done()

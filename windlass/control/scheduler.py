@@ -6,6 +6,10 @@
     /healthz        "ok", for anybody
 
 The shell knows sockets and time, and nothing else.
+
+With a journal, what the state machine wants kept is on disk before anything that follows from it is done: a thread
+writes, and whatever happens meanwhile waits behind it and is written together. Heartbeats, reports and leases change no
+row, and wait only behind one that does.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ from windlass._net.address import listen as listen_on
 from windlass._net.serve import told_by_end_of, told_by_signal
 from windlass._settings import SAVE_SECONDS
 from windlass._specs import settled_in
+from windlass.control import kept
 from windlass.control import messages as m
 from windlass.control.api import metrics_text, status_of
 from windlass.control.auth import ANSWER_BYTES, REFUSAL, check_answer, check_bearer, make_challenge, make_confirm
@@ -35,10 +40,12 @@ from windlass.control.events import (
     Admit,
     Came,
     Cut,
+    Defer,
     Died,
     End,
     Event,
     Fired,
+    Keep,
     Log,
     Refuse,
     Said,
@@ -48,17 +55,21 @@ from windlass.control.events import (
     Written,
 )
 from windlass.control.evidence import Evidence
+from windlass.control.kept import Key
 from windlass.control.liveness import Liveness
 from windlass.control.model import Spec, Terms
 from windlass.control.state import State
 
 if TYPE_CHECKING:
+    from windlass.control.journal import Journal
     from windlass.control.manifests import Checkpoints
 
 QUEUE_MESSAGES_MAX = 1024  # to one member that does not read
 _BACKLOG = 256  # also how many the event loop accepts at once
 _GOODBYE_SECONDS = 2.0
 _PRUNE_SECONDS = 30.0
+_CUT_OFF = "more than half of the members are silent: this host may be cut off; nobody is given up for silence soon"
+_AGAIN_SECONDS = 1.0  # to the next try of the journal, where the disk is full
 _log = logging.getLogger("windlass.scheduler")
 
 
@@ -107,9 +118,18 @@ class Scheduler:
         token: bytes | None,
         settings: dict[str, object] | None = None,
         checkpoints: "Checkpoints | None" = None,
+        journal: "Journal | None" = None,
     ) -> None:
         resume = None if checkpoints is None else checkpoints.resume
         self.state = State(terms, read_spec, _core.same_spec, resume)
+        self.journal = journal
+        self._behind: list[tuple[list[Keep], list[Action], asyncio.Future[None]]] = []  # what waits for the journal
+        self._writing: asyncio.Task[None] | None = None
+        if journal is not None:
+            self.state.keeps, self.state.generation = True, journal.generation
+            if journal.rows:
+                self.state.restore(journal.rows, self._written_at)
+                journal.rows = {}
         self._checkpoints = checkpoints
         self._tasks: set[asyncio.Task[None]] = set()
         self.settings = settings or {}
@@ -129,18 +149,52 @@ class Scheduler:
 
     # -- the state machine -------------------------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> None:
-        """Handles an event and does what follows from it."""
-        self._do(self.state.handle(event))
+    def _written_at(self, one: kept.Saving) -> float | None:
+        return None if self._checkpoints is None else self._checkpoints.written_at(one.app, one.clock, one.id)
 
-    def _do(self, actions: list[Action]) -> None:
+    def feed(self, event: Event) -> "asyncio.Future[None] | None":
+        """Handles an event and does what follows from it. None: it is done; else when that is."""
+        return self._do(self.state.handle(event))
+
+    def _do(self, actions: list[Action]) -> "asyncio.Future[None] | None":
+        keeps = [action for action in actions if isinstance(action, Keep)]
+        if self.journal is None or (not keeps and self._writing is None):
+            self._act(actions)
+            return None
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._behind.append((keeps, actions[len(keeps) :], done))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write())
+        return done
+
+    async def _write(self) -> None:
+        """All that has come by now is one transaction, and done in order."""
+        assert self.journal is not None
+        while self._behind:
+            batch, self._behind = self._behind, []
+            rows: dict[Key, bytes | None] = {(one.table, one.key): one.value for keeps, *_ in batch for one in keeps}
+            while rows and (error := await asyncio.to_thread(self.journal.write, rows)):
+                _log.error("%s; whatever is new waits until it can be written", error)
+                if any(isinstance(action, End) for _, actions, _ in batch for action in actions):
+                    break
+                await asyncio.sleep(_AGAIN_SECONDS)
+            for _, actions, done in batch:
+                self._act(actions)
+                if not done.done():
+                    done.set_result(None)
+        self._writing = None
+
+    def _act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Admit(connection, member):
-                    line = self._lines[connection]
-                    if (old := self._line_of.get(member)) is not None and old is not line:
+                    if (old := self._line_of.pop(member, None)) is not None:
                         old.put(None)
-                    self._line_of[member] = line
+                    if (line := self._lines.get(connection)) is not None:  # it may have hung up meanwhile
+                        self._line_of[member] = line
+                    if member not in self.state.members:
+                        continue  # given up meanwhile
                     if (join := self.state.members[member].join).role != "operator":
                         self._alive.add(member, self._now())
                         self._evidence.watch(member, join)
@@ -148,6 +202,9 @@ class Scheduler:
                     if (refused := self._lines.get(connection)) is not None:
                         refused.put(m.encode(message))
                         refused.put(None)
+                case Defer(connection):
+                    if (deferred := self._lines.get(connection)) is not None:
+                        deferred.put(None)
                 case Tell(member, message):
                     self._tell(member, message)
                 case Cut(member):
@@ -201,11 +258,15 @@ class Scheduler:
 
     async def watch(self) -> None:
         """Declares dead who is."""
+        cut_off = False
         while True:
             await asyncio.sleep(self._alive.period)
             self._evidence.suspect(self._alive.away(self._now()))
             for member, why in self._alive.look(self._now()):
                 self.feed(Died(member, why))
+            if self._alive.cut_off != cut_off:
+                cut_off = self._alive.cut_off
+                _log.warning(_CUT_OFF if cut_off else "members are heard again, or given up")
 
     # -- connections -------------------------------------------------------------------------------------------------
 
@@ -253,7 +314,8 @@ class Scheduler:
             join = m.read_member(await ws.receive_bytes(timeout=STRANGER_SECONDS))
             if not isinstance(join, m.Join):
                 raise m.Malformed(f"expected a join, saw {type(join).__name__}")
-            self.feed(Came(connection, join))
+            if (done := self.feed(Came(connection, join))) is not None:
+                await done
             if self._line_of.get(join.incarnation) is not line:
                 await asyncio.wait({line.task}, timeout=_GOODBYE_SECONDS)
                 return ws
@@ -332,6 +394,9 @@ class Scheduler:
         watch = loop.create_task(self.watch())
         try:
             ready()
+            for member in self.state.returning:
+                self._alive.add(member, self._now())
+                self._evidence.expect(member, self.state.members[member].join)
             self._do(self.state.begin())
             await self.ended.wait()
             await self._say_goodbye()
@@ -374,6 +439,7 @@ def run(
     tls: ssl.SSLContext | None = None,
     settings: dict[str, object] | None = None,
     checkpoints: "Checkpoints | None" = None,
+    journal: "Journal | None" = None,
     listen_fd: int | None = None,
     until_eof: int | None = None,
 ) -> End:
@@ -386,7 +452,7 @@ def run(
         sock = listen_on(listen, _BACKLOG) if listen_fd is None else socket.socket(fileno=listen_fd)
         stop = asyncio.Event()
         try:
-            scheduler = Scheduler(terms, token, settings, checkpoints)
+            scheduler = Scheduler(terms, token, settings, checkpoints, journal)
             with told_by_signal(stop, scheduler.terminate), told_by_end_of(until_eof, stop):
                 told = asyncio.create_task(stop.wait())
                 told.add_done_callback(lambda task: scheduler.stop("the scheduler was told to end"))

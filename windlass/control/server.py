@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 _JOIN_SECONDS = 3.0
 _ASKED_SECONDS = 2.0  # from SIGTERM to the order for a last checkpoint
+_AWAY_SECONDS = 10.0  # for a scheduler that has a journal to come back and decide
 _LOOK_SECONDS = 0.05
+_MOVES_KEPT = 1024
 _ORPHAN_LOOKS = 20  # in start_timeout
 _log = logging.getLogger("windlass")
 
@@ -36,11 +38,14 @@ class ServerMember:
         self._host = host
         self._token = token
         self._moving: dict[int, threading.Event] = {}  # by move: set when it is cancelled
+        self._moved: dict[int, m.Moved] = {}  # what became of the latest: the scheduler may have that word on its way
         self._stop = stop
         self._settings = settings
         self._checkpoints: ServerCheckpoints | None = None
         self._closing = threading.Event()
         self._ending: threading.Thread | None = None
+        self._leaving = False  # since SIGTERM
+        self._retired = threading.Event()  # since we were told that it may be
         self.finished = False  #: the cluster has done its work
         join = m.Join(
             "server",
@@ -51,10 +56,11 @@ class ServerMember:
         )
         self._member = Member(scheduler, token, join, self._heard, client_tls(settings.tls_ca))
         self._member.report = self._report
+        self._member.returned = self._say_ready
 
     def start(self) -> None:
         """Joins in the background: the server can be reached meanwhile, and lets nobody in who is of no cluster."""
-        self._host.set_cluster(2**64 - 1)  # nobody's, until the scheduler says whose
+        self._host.set_cluster(2**64 - 1, 0)  # nobody's, until the scheduler says whose
         self._joining = threading.Thread(target=self._join, name="windlass-join", daemon=True)
         self._joining.start()
 
@@ -67,8 +73,8 @@ class ServerMember:
             _log.error("server: %s", error)
             self._stop(1 if isinstance(error, (ServerLost, Timeout)) else self._refused_code)
             return
-        self._host.set_cluster(welcome.cluster)
-        self._member.tell(m.Ready())
+        self._host.set_cluster(welcome.cluster, welcome.index)
+        self._say_ready()
         _log.info("server %d of cluster %016x", welcome.index, welcome.cluster)
         if not (self._settings.linger or welcome.linger):
             self._end_when_alone(welcome.index)
@@ -89,12 +95,24 @@ class ServerMember:
                 self._stop(1)
                 return
 
+    def _say_ready(self) -> None:
+        """Again whenever we come back: it may not have been heard."""
+        self._member.tell(m.Ready())
+        if self._leaving:
+            self._member.tell(m.Leaving())
+
     def _heard(self, message: m.Message) -> None:
         match message:
             case m.Shutdown(why, unfinished):
                 _log.info("server: the cluster ends: %s", why)
                 self.finished = not unfinished
                 self._stop(0)
+            case m.Retire(why, drained):
+                _log.info("server: %s: %s", "everything has moved to others" if drained else "ends", why)
+                self._retired.set()
+                if drained:
+                    self._closing.set()
+                    self._stop(0)
             case m.Refused(_, why):
                 _log.error("server: the scheduler refused us: %s", why)
                 self._stop(self._refused_code)
@@ -107,8 +125,12 @@ class ServerMember:
                     self._host.know_object(_core.write_map(one.object, one.runs) + one.spec)
             case m.Forgotten(number):
                 self._host.forget_object(number)
+            case m.MoveShard(move) if (over := self._moved.get(move)) is not None:
+                self._member.tell(over)
             case m.MoveShard(move) if move not in self._moving:
                 cancelled = self._moving[move] = threading.Event()
+                for old in list(self._moved)[:-_MOVES_KEPT]:
+                    del self._moved[old]
                 thread = threading.Thread(
                     target=self._move, args=(message, cancelled), name="windlass-move", daemon=True
                 )
@@ -132,21 +154,31 @@ class ServerMember:
         return int(self._settings.unfinished_code) or 1
 
     def stays(self) -> bool:
-        """At SIGTERM, which all processes may have got: whether it ends by itself, once a last checkpoint is written.
-
-        Workers ask for that soon, or not at all.
-        """
-        if self._settings.checkpoint_dir is None:
+        """At SIGTERM: whether it ends by itself. If it alone was told to end, that is when others have all that it had;
+        if all were, when a last checkpoint is written, for which workers ask soon, or not at all."""
+        if self._member.away or not self._member.welcome.cluster:
+            return False
+        self._leaving = True
+        if not self._member.tell(m.Leaving()):
             return False
         self._ending = threading.Thread(target=self._end_when_saved, name="windlass-end", daemon=True)
         self._ending.start()
         return True
 
     def _end_when_saved(self) -> None:
+        """Once the scheduler has decided; or it is gone, too."""
+        begun = time.monotonic()
+        while not self._retired.wait(_LOOK_SECONDS):
+            if self._closing.is_set():
+                return
+            if not self._member.away:
+                begun = time.monotonic()
+            elif time.monotonic() - begun > (_AWAY_SECONDS if self._member.welcome.generation else _ASKED_SECONDS):
+                break
         begun = time.monotonic()
         while (waited := time.monotonic() - begun) < SAVE_SECONDS:
             going = self._checkpoints is not None and self._checkpoints.going
-            if not going and waited > _ASKED_SECONDS:
+            if self._settings.checkpoint_dir is None or (not going and waited > _ASKED_SECONDS):
                 break
             if self._closing.wait(_LOOK_SECONDS):
                 return
@@ -197,8 +229,9 @@ class ServerMember:
         except WindlassError as failure:
             error = str(failure)
             _log.warning("server: %s", error)
+        said = self._moved[order.move] = m.Moved(order.move, error[: m.TEXT_CHARS_MAX])
         del self._moving[order.move]
-        self._member.tell(m.Moved(order.move, error[: m.TEXT_CHARS_MAX]))
+        self._member.tell(said)
 
     def _report(self) -> m.Report:
         host = self._host

@@ -1,6 +1,6 @@
 """The scheduler's brain: events in, actions out. No time, no I/O, no randomness: the same events give the same actions.
 
-    Came, Said, Died, Fired  ->  State.handle()  ->  Admit, Refuse, Tell, Cut, Timer, Log, End
+    Came, Said, Died, Fired  ->  State.handle()  ->  Keep first; Admit, Refuse, Tell, Cut, Timer, Log, End
 
 A member is known by its incarnation, a random number it chose when its process began. A connection that breaks and is
 made again is the same member; one that was declared dead stays dead, whatever comes later under its number.
@@ -9,14 +9,18 @@ An app starts when the expected servers and all of its workers are there: then i
 every change of who trains together is a view with the next number. A worker that is lost is no more in the next one; in
 an app that waits for a replacement, its rank is in the list of those waited for until somebody has come in its place.
 An app that has started is as large as the largest world_size that a worker has joined it with.
+
+What must outlive the scheduler's process is noted, and comes out as rows (control/kept.py) ahead of what follows from
+the event. A state that was made from such rows goes on: whoever was a member comes back, and is told what it may have
+missed. Until all workers of an app are back or dead, nobody new joins it.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from windlass.control import all_reduce
+from windlass.control import all_reduce, kept
 from windlass.control import messages as m
 from windlass.control.barrier import NAMED_MAX, Barrier, named
 from windlass.control.consistency import Total, added, totals
@@ -25,10 +29,12 @@ from windlass.control.events import (
     Admit,
     Came,
     Cut,
+    Defer,
     Died,
     End,
     Event,
     Fired,
+    Keep,
     Log,
     Refuse,
     Said,
@@ -37,8 +43,11 @@ from windlass.control.events import (
     Written,
 )
 from windlass.control.leases import BadLease, Ledger, said
-from windlass.control.model import FIRST_TERM, App, Member, Moving, Object, Spec, Terms
-from windlass.control.placement import place
+from windlass.control.leases import Saved as SavedLedger
+from windlass.control.level import Level
+from windlass.control.model import FIRST_TERM, App, Member, Object, Spec, Terms
+from windlass.control.moves import Moves
+from windlass.control.placement import place, runs_of, spread
 from windlass.control.refusal import Wrong
 from windlass.control.resume import Resume, Resuming
 from windlass.control.saves import Saves
@@ -46,9 +55,9 @@ from windlass.control.saves import Saves
 OBJECTS_MAX = 1 << 16
 OBJECTS_AT_ONCE = 1 << 10  # in a message
 WORLD_MAX = 1 << 20
+SERVERS_MAX = 4096
 LEDGERS_MAX = 1 << 10
 APPS_KEPT_MAX = 1 << 10  # of those that are done and have nothing, for people to read what became of them
-MOVES_TO_ONE_MAX = 4  # at once; a server takes twice as many, since one that was given up may still hold a place
 
 
 class State:
@@ -68,41 +77,90 @@ class State:
         self.lost: dict[int, str] = {}  # servers that went while there was work: why
         self.shards_lost = 0  # with them
         self._tasks_over: set[int] = set()  # of an engine: ranks of workers whose task has ended
-        self._lost_peers: dict[int, m.Peer] = {}  # they keep their places
+        self.lost_peers: dict[int, m.Peer] = {}  # they keep their places
         self._lost_reports: list[m.Report] = []  # what they counted has happened
         self.given_up: dict[str, str] = {}  # apps that waited in vain for a replacement: why
         self.done_without: dict[str, str] = {}  # apps that were done without workers that were lost: which
         self.apps: dict[str, App] = {}
         self._done: dict[str, None] = {}  # apps that nobody uses any more, the oldest first
-        self._views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
+        self.views_before = 0  # numbers of views that apps had which are forgotten: an app of the same name goes on
         self.objects: dict[int, Object] = {}
         self.by_name: dict[str, int] = {}
-        self._forgotten: list[int] = []  # objects that are no more
         self.load_bytes: dict[int, int] = {}  # placed, by server
-        self.moves: dict[int, Moving] = {}
         self.ledgers: dict[tuple[str, str], Ledger] = {}  # by app and name
+        self.kept_ledgers: dict[tuple[str, str], SavedLedger] = {}  # what their workers could not say again
         self.new_ledger: Callable[[m.LeaseTerms], Ledger] = Ledger
         self.new_barrier: Callable[[], Barrier] = Barrier
         self.ever_started = False
         self.ended = False
+        self.keeps = False  #: there is a journal
+        self.generation = 0  #: of the scheduler, if there is
+        self.returning: set[int] = set()  #: members that an earlier scheduler had, and that have not come back yet
+        self._noted: dict[kept.Key, None] = {}  # rows that have changed
         self.to_save: list[str] = []  #: the scheduler was told to end, and takes checkpoints of these apps first
         self._read_spec = read_spec
         self._same_spec = same_spec
-        self._next_object = 1
-        self._next_move = 1
-        self._failed: dict[tuple[int, int], str] = {}  # by who asked for moves and under which number: the first error
-        self._last_term: dict[tuple[int, int], int] = {}  # of shards that were to move: a failed move uses its term up
+        self.next_object = 1
         self._ready = 0  # servers that let clients in
-        self.resuming = Resuming(self, resume)
-        self.saves = Saves(self)
+        self.moves: Moves = Moves(self)
+        self.level: Level = Level(self)
+        self.retired: dict[int, str] = {}  # servers that were drained and have ended: why
+        self.resuming: Resuming = Resuming(self, resume)
+        self.saves: Saves = Saves(self)
         self._out: list[Action] = []
 
     def begin(self) -> list[Action]:
         """Before the first event."""
-        expected = f"{self.terms.servers} server{'s' if self.terms.servers != 1 else ''}"
-        self._log("info", f"expecting {expected}, and as many workers as they say they are")
+        if not self.returning and not self.ever_started:
+            expected = f"{self.terms.servers} server{'s' if self.terms.servers != 1 else ''}"
+            self._log("info", f"expecting {expected}, and as many workers as they say they are")
         self._out.append(Timer("missing", self.terms.missing_seconds))
+        for table, key in kept.rows(self) if self.keeps and not self.returning else ():
+            self.note(table, key)
         return self._take()
+
+    def restore(self, rows: Mapping[kept.Key, bytes], written: Callable[[kept.Saving], float | None]) -> None:
+        """Goes on from what an earlier scheduler has kept; before begin(). Raises kept.Unreadable.
+
+        written: when the manifest of a checkpoint that was being taken was written, if it was.
+        """
+        kept.restore(self, rows)
+        self.returning = set(self.members)
+        self._log("info", f"goes on as generation {self.generation}; waits for {len(self.returning)} members to return")
+        for there in self.objects.values():
+            for server, size in zip(there.owners, there.shard_bytes, strict=True):
+                if server in self.load_bytes:
+                    self.load_bytes[server] += size
+        if (saving := kept.saving_of(rows)) is not None:
+            self.saves.end_interrupted(saving, written(saving))
+        for app in self.apps.values():
+            app.barrier.follow(app.workers, app.waited)
+            if app.gathered and not app.started:
+                self._out.append(Timer(f"start:{app.name}", self.terms.start_timeout))
+            if app.started and not app.workers:
+                self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
+            if app.started and self.terms.save_seconds is not None:
+                self._out.append(Timer(f"due:{app.name}", self.terms.save_seconds))
+        if not self.returning:
+            self._everybody_is_back()
+
+    def put_server(self, member: Member) -> None:
+        """For kept.restore()."""
+        self.servers[member.index] = member.join.incarnation
+        if member.ready:
+            self.load_bytes[member.index] = 0
+            self._ready += 1
+
+    def put_object(self, number: int, spec_bytes: bytes, runs: list[m.Run]) -> None:
+        """Likewise."""
+        spec = self._read_spec(spec_bytes)
+        owners, terms = spread(runs, len(spec.shard_bytes))
+        self._know_object(self._object_of(number, spec, spec_bytes, owners, terms))
+
+    def note(self, table: str, key: int | str = "") -> None:
+        """This row has changed, or is no more: it is kept."""
+        if self.keeps:
+            self._noted[table, str(key)] = None
 
     def handle(self, event: Event) -> list[Action]:
         """What follows from an event."""
@@ -121,10 +179,14 @@ class State:
             case Died(number, why) if number in self.members:
                 member = self.members[number]
                 self._log("info" if member.join.role == "operator" else "error", f"{member.name} is gone: {why}")
-                self.dead[number] = why
+                self._give_up(member, why)
                 self._remove(member, why, lost=True)
             case Fired("missing"):
                 self._say_who_is_missing()
+            case Fired("level"):
+                self.level.go_on()
+            case Fired("leaving"):
+                self.level.decide()
             case Fired("save"):
                 self.saves.late()
             case Fired("end"):
@@ -171,7 +233,9 @@ class State:
 
     def _take(self) -> list[Action]:
         out, self._out = self._out, []
-        return out
+        rows = [Keep(table, key, kept.row(self, table, key)) for table, key in self._noted]
+        self._noted.clear()
+        return [*rows, *out]
 
     def tell(self, members: Iterable[int], message: m.Message) -> None:
         """For the parts of this state."""
@@ -212,8 +276,17 @@ class State:
         if (known := self.members.get(join.incarnation)) is not None:
             if (known.join.role, known.join.app, known.join.pid) != (join.role, join.app, join.pid):
                 raise Wrong("ProtocolError", "another member has this incarnation")
+            if join.role == "worker" and join.barrier:
+                app = self.apps[join.app]
+                app.barrier.came_back(join.barrier, join.reduced)
+                self._answer_passed(app)
             self._welcome(connection, known)
             self._catch_up(known)
+            self._back(join.incarnation)
+            return
+        there = self.apps[join.app].workers.values() if join.role == "worker" and join.app in self.apps else ()
+        if self.returning.intersection(there):
+            self._out.append(Defer(connection))
             return
         if join.tasks not in (0, self.terms.tasks):
             raise Wrong(
@@ -232,8 +305,22 @@ class State:
                 self._welcome(connection, self._add(join, 0))
 
     def _add(self, join: m.Join, index: int) -> Member:
-        member = self.members[join.incarnation] = Member(join, index)
+        member = self.members[join.incarnation] = Member(msgspec.structs.replace(join, barrier=0, reduced=None), index)
+        if join.role != "operator":
+            self.note("members", join.incarnation)
         return member
+
+    def _back(self, member: int) -> None:
+        """Somebody whom an earlier scheduler had has come back, or never will."""
+        if member in self.returning:
+            self.returning.discard(member)
+            if not self.returning:
+                self._log("info", "all members have returned, or are given up")
+                self._everybody_is_back()
+
+    def _everybody_is_back(self) -> None:
+        for app in self.apps.values():
+            self._start_if_complete(app)
 
     def welcome_again(self, name: str) -> None:
         """To workers of an app that has not started: it resumes from another checkpoint than they were told."""
@@ -248,7 +335,9 @@ class State:
     def _welcome_of(self, member: Member) -> m.Welcome:
         terms = self.terms
         barrier = self.apps[member.join.app].barrier.number if member.join.role == "worker" else 1
-        welcome = m.Welcome(terms.cluster, member.index, terms.failure_timeout, terms.beat_seconds, barrier)
+        beat = terms.beat_seconds
+        welcome = m.Welcome(terms.cluster, member.index, terms.failure_timeout, beat, barrier)
+        welcome = msgspec.structs.replace(welcome, generation=self.generation)
         if member.join.role == "worker" and not self.apps[member.join.app].started:
             app = self.apps[member.join.app]
             welcome = self.resuming.tell(welcome, app.name, member.index, app.world_size)
@@ -259,17 +348,14 @@ class State:
         number = member.join.incarnation
         self._catch_up_views(member)
         if member.join.role == "server":
-            self._tell_objects([number], list(self.objects.values()))
-            for forgotten in self._forgotten:
-                self._tell([number], m.Forgotten(forgotten))
+            self.tell_objects([number], list(self.objects.values()))
+            for forgotten in range(1, self.next_object):
+                if forgotten not in self.objects:
+                    self._tell([number], m.Forgotten(forgotten))
+            self.resuming.catch_up(member)
         self._tell_lost(member)
-        for object_, shard in self._last_term:
-            if (there := self.objects.get(object_)) is not None:
-                moved = m.ShardMoved(object_, shard, there.owners[shard], there.terms[shard])
-                self._tell([number], moved)
-        for move, moving in self.moves.items():
-            if self.servers.get(moving.source) == number and moving.ordered:
-                self._tell([number], self._order(move, moving))
+        self.moves.catch_up(number)
+        self.saves.catch_up(member)
 
     def _catch_up_views(self, member: Member) -> None:
         """A server serves all apps, also those that are done: it need not keep anything for them."""
@@ -284,36 +370,56 @@ class State:
     def _server_came(self, connection: int, join: m.Join) -> None:
         if not join.addresses:
             raise Wrong("InvalidArgument", "a server must say at which address it listens")
-        expected = range(self.terms.servers)
-        wanted = expected if join.rank is None else [join.rank]
-        index = next((i for i in wanted if i in expected and i not in self.servers and i not in self.lost), None)
-        if index is None and join.rank is None:
-            raise Wrong("InvalidArgument", f"servers 0 to {expected[-1]} are all that is expected, and have come")
-        if index is None and join.rank in self.servers:
-            raise self._taken(f"server number {join.rank}", self.servers[join.rank])
-        if index is None:
-            lost = (
-                f"server {join.rank} is lost with what it held" if join.rank in self.lost else "there is no such number"
-            )
-            raise Wrong("InvalidArgument", f"server number {join.rank}: {lost}; expected are 0 to {expected[-1]}")
+        index = self._server_number(join.rank)
         for other in self.servers.values():
             if self.members[other].join.addresses[0] == join.addresses[0]:
                 raise Wrong("InvalidArgument", f"{self.members[other].name} listens on {join.addresses[0]} already")
         member = self._add(join, index)
         self.servers[index] = join.incarnation
-        self.load_bytes[index] = 0
         self._welcome(connection, member)
+        self._catch_up_views(member)
         for app, quota in self.terms.quotas.items():
             self._tell([join.incarnation], m.Quota(app, -(-quota // self.terms.servers)))
-        self._tell_objects([join.incarnation], list(self.objects.values()))
+        self.tell_objects([join.incarnation], list(self.objects.values()))
+
+    def _server_number(self, wanted: int | None) -> int:
+        """The lowest that is expected and free; when all of those have come, or are gone for good, the next one."""
+        taken = {*self.servers, *self.lost, *self.retired}
+        free = [i for i in range(self.terms.servers) if i not in taken]
+        following = max(self.terms.servers, *(i + 1 for i in taken)) if taken else self.terms.servers
+        if wanted in free:
+            return wanted
+        if wanted is None or (wanted == following and not free):
+            number = free[0] if free else following
+            if number >= SERVERS_MAX:
+                raise Wrong("ResourceExhausted", f"at most {SERVERS_MAX} servers, those that are gone included")
+            return number
+        if wanted in self.servers:
+            raise self._taken(f"server number {wanted}", self.servers[wanted])
+        text = f"expected one of {', '.join(map(str, free))}" if free else f"the next one has number {following}"
+        if wanted in taken:
+            gone = "is lost with what it held" if wanted in self.lost else "was drained"
+            text = f"server {wanted} {gone}, and numbers are not given again; {text}"
+        raise Wrong("InvalidArgument", f"server number {wanted}: {text}")
+
+    def server_peers(self) -> list[m.Peer]:
+        """All, lost ones included, in the order of their numbers."""
+        there = {index: self.members[number].peer() for index, number in self.servers.items()} | self.lost_peers
+        return [there[i] for i in sorted(there)]
 
     def _server_ready(self, member: Member) -> None:
         if member.ready:
             return
         member.ready = True
         self._ready += 1
-        come = f"{self._ready} of {self.terms.servers}"
+        self.load_bytes[member.index] = 0
+        self.note("members", member.join.incarnation)
+        come = f"{self._ready} of {max(self._ready, self.terms.servers)}"
         self._log("info", f"{member.name} has come, at {member.join.addresses[0]}: {come}")
+        if self.ever_started:
+            clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
+            self._tell(clients, m.Servers(self.server_peers()))
+            self.level.joined(member.index)
         if self._servers_ready() and self.resuming.begin():
             self.begin_apps()
 
@@ -326,7 +432,8 @@ class State:
                     self._tell(app.readers, self._view_for_clients(app))
 
     def _servers_ready(self) -> bool:
-        return self._ready + len(self.lost) == self.terms.servers
+        ready = {i for i, number in self.servers.items() if self.members[number].ready}
+        return all(i in ready or i in self.lost or i in self.retired for i in range(self.terms.servers))
 
     def _worker_came(self, connection: int, join: m.Join) -> None:
         app = self._app(join)
@@ -362,6 +469,7 @@ class State:
         member.instead = rank in app.waited
         first = not app.workers
         app.workers[rank] = join.incarnation
+        self.note("apps", app.name)
         self._welcome(connection, member)
         instead = ", in place of the one that was lost" if member.instead else ""
         self._log("info", f"{member.name} has come{instead}: {len(app.workers)} of {app.world_size}")
@@ -369,6 +477,7 @@ class State:
             app.waited.discard(rank)
             app.not_replaced.discard(rank)
             app.left.pop(rank, None)
+            self.note("left", f"{rank}/{app.name}")
             if first:
                 self._out.append(Timer(f"replace:{app.name}", None))
             self._next_view(app)
@@ -389,6 +498,7 @@ class State:
         app = self._app(join)
         member = self._add(join, 0)
         app.readers[join.incarnation] = None
+        self.note("apps", app.name)
         self._welcome(connection, member)
         self._log("info", f"{member.name} has come")
         if self._servers_ready():
@@ -396,7 +506,7 @@ class State:
             self._tell_lost(member)
 
     def _tell_lost(self, member: Member) -> None:
-        for index, why in self.lost.items():
+        for index, why in (*self.lost.items(), *self.retired.items()):
             self._tell([member.join.incarnation], m.Gone(index, f"server {index}: {why}"))
 
     def _app(self, join: m.Join) -> App:
@@ -408,7 +518,8 @@ class State:
             raise Wrong("InvalidArgument", f"world_size must be between 1 and {WORLD_MAX}, not {join.world_size}")
         self._done.pop(join.app, None)
         if join.app not in self.apps:
-            self.apps[join.app] = App(join.app, join.world_size, self.new_barrier(), view=self._views_before)
+            self.apps[join.app] = App(join.app, join.world_size, self.new_barrier(), view=self.views_before)
+            self.note("apps", join.app)
         return self.apps[join.app]
 
     def _free_if_unused(self, name: str) -> None:
@@ -432,8 +543,13 @@ class State:
         return not any(o.app == name for o in self.objects.values())
 
     def _free(self, name: str) -> None:
-        self._views_before = max(self._views_before, self.apps.pop(name).view)
-        self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != name}
+        app = self.apps.pop(name)
+        self.views_before = max(self.views_before, app.view)
+        for rank in app.left:
+            self.note("left", f"{rank}/{name}")
+        self.note("apps", name)
+        self.note("cluster")
+        self._drop_ledgers(name)
         self._out.append(Timer(f"start:{name}", None))
 
     # -- views -------------------------------------------------------------------------------------------------------
@@ -443,16 +559,21 @@ class State:
             return
         app.started = self.ever_started = True
         app.gathered = False
-        self.ledgers = {key: ledger for key, ledger in self.ledgers.items() if key[0] != app.name}
-        self.ledgers.update(self.resuming.take_ledgers(app.name, app.world_size))
+        self._drop_ledgers(app.name)
+        for key, ledger in self.resuming.take_ledgers(app.name, app.world_size).items():
+            self.ledgers[key] = ledger
+            self._keep_ledger(key)
         app.clock = self.resuming.take_clock(app.name)
         self._next_save(app.name)
         app.first_view = app.view + 1
+        for rank in app.left:
+            self.note("left", f"{rank}/{app.name}")
         app.left.clear()
         app.lost = 0
         app.not_replaced.clear()
         self.given_up.pop(app.name, None)
         self.done_without.pop(app.name, None)
+        self.note("cluster")
         self._out.append(Timer(f"start:{app.name}", None))
         servers, workers = len(self.servers), app.world_size
         self._log("info", f"app {app.name!r} starts: {workers} worker(s) on {servers} server(s)")
@@ -463,9 +584,12 @@ class State:
     def _next_view(self, app: App) -> None:
         app.view += 1
         app.size_in_view = app.world_size
+        self.note("apps", app.name)
         for number in app.workers.values():
             member = self.members[number]
-            member.since = member.since or app.view
+            if not member.since:
+                member.since = app.view
+                self.note("members", number)
         view = self._view_for_clients(app)
         self._tell(app.workers.values(), view)
         self._tell(app.readers, view)
@@ -476,8 +600,7 @@ class State:
     def _view(self, app: App) -> m.View:
         ranks = sorted(app.workers) if app.started else []  # those who gather for a start are in no view yet
         workers = [self.members[app.workers[rank]].peer() for rank in ranks]
-        there = {index: self.members[number].peer() for index, number in self.servers.items()} | self._lost_peers
-        servers = [there[i] for i in sorted(there)]
+        servers = self.server_peers()
         waited = sorted(app.waited)
         size = app.size_in_view or app.world_size
         return m.View(app.name, app.view, size, workers, servers, app.first_view, waited, app.clock, app.lost)
@@ -490,7 +613,8 @@ class State:
     def missing(self) -> list[str]:
         """Who is expected and has not come."""
         ready = {i for i, number in self.servers.items() if self.members[number].ready}
-        names = [f"server {i}" for i in range(self.terms.servers) if i not in ready and i not in self.lost]
+        known = {*ready, *self.lost, *self.retired}
+        names = [f"server {i}" for i in range(self.terms.servers) if i not in known]
         for app in self.apps.values():
             if app.started or not app.workers:
                 continue
@@ -555,9 +679,11 @@ class State:
         for number in list(app.workers.values()):
             self._tell([number], m.Refused("Timeout", why))
             self._out.append(Cut(number))
-            self.dead[number] = why
+            self._give_up(self.members[number], why)
             del self.members[number]
+            self._back(number)
         app.workers.clear()
+        self.note("apps", name)
         app.at_barrier.clear()
         app.ranks_up_to = 0
         app.gathered = False
@@ -567,10 +693,18 @@ class State:
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
+    def _give_up(self, member: Member, why: str) -> None:
+        """It is dead, whatever comes later under its number."""
+        self.dead[member.join.incarnation] = why
+        if member.join.role != "operator":
+            self.note("dead", member.join.incarnation)
+            self.note("members", member.join.incarnation)
+
     def _remove(self, member: Member, why: str, *, lost: bool) -> None:
         """`lost`: it did not leave in peace."""
         number = member.join.incarnation
         del self.members[number]
+        self._back(number)
         self._out.append(Cut(number))
         match member.join.role:
             case "server":
@@ -599,9 +733,11 @@ class State:
         self._leases_of_the_gone(member)
         app.ranks_up_to = min(app.ranks_up_to, member.index)
         app.pulls_before = added([app.pulls_before, member.report.pulls])
+        self.note("apps", app.name)
         if not app.started:
             return
         app.left[member.index] = member.report
+        self.note("left", f"{member.index}/{app.name}")
         app.lost += lost
         if lost:
             app.not_replaced.add(member.index)
@@ -627,6 +763,7 @@ class State:
         why = f"app {name!r} was lost: nobody came{within} in place of {named(app.waited)}"
         self._log("error", why)
         self.given_up[name] = why
+        self.note("cluster")
         app.waited.clear()
         self._app_over(app)
         self._free_if_unused(name)
@@ -636,8 +773,10 @@ class State:
         if app.not_replaced and app.name not in self.given_up:
             ranks = named(app.not_replaced)
             self.done_without[app.name] = f"app {app.name!r} was done without {ranks}, lost and not replaced"
+            self.note("cluster")
         app.barrier = self.new_barrier()
         app.view += 1
+        self.note("apps", app.name)
         app.size_in_view = app.world_size
         self._tell(self.servers.values(), self._view(app))
         self._end_if_done()
@@ -647,18 +786,16 @@ class State:
         self._ready -= member.ready
         self.saves.server_gone(member.index, why)
         self.resuming.server_gone(member.index, why)
-        self.load_bytes.pop(member.index)
-        for move, moving in list(self.moves.items()):
-            gone = f"server {member.index} is gone: {why}"
-            if member.index == moving.source:
-                self._move_over(move, gone)
-            elif member.index == moving.target:
-                self._target_gone(move, moving, gone)
+        self.load_bytes.pop(member.index, None)
+        self.level.server_gone(member.index, why)
+        self.moves.server_gone(member.index, f"server {member.index} is gone: {why}")
+        self._lost_reports.append(member.report)
         if not self.ever_started:
             return
         self.lost[member.index] = why
-        self._lost_peers[member.index] = member.peer()
-        self._lost_reports.append(member.report)
+        self.note("lost", member.index)
+        self.note("cluster")
+        self.lost_peers[member.index] = member.peer()
         shards = sum(o.owners.count(member.index) for o in self.objects.values())
         self.shards_lost += shards
         if shards:
@@ -667,6 +804,22 @@ class State:
         self._tell(clients, m.Gone(member.index, f"{member.name}: {why}"))
         if self.terms.on_server_loss == "end":
             self._end(failed=True, why=f"{member.name} was lost: {why}", again=True)
+
+    def retire(self, index: int, why: str) -> None:
+        """A server that is empty: it is a member no more, and its number is used up, but nothing was lost."""
+        member = self.members[self.servers[index]]
+        self._give_up(member, why)
+        del self.members[member.join.incarnation], self.servers[index]
+        self._back(member.join.incarnation)
+        self._ready -= member.ready
+        self.load_bytes.pop(index, None)
+        self.retired[index] = why
+        self.lost_peers[index] = member.peer()
+        self._lost_reports.append(member.report)
+        self.note("retired", index)
+        self._out.append(Cut(member.join.incarnation))
+        clients = [n for n, other in self.members.items() if other.join.role in ("worker", "reader")]
+        self._tell(clients, m.Gone(index, f"{member.name}: {why}"))
 
     def _save_due(self, name: str) -> None:
         if (app := self.apps.get(name)) is not None and app.started:
@@ -680,6 +833,7 @@ class State:
             return
         if member.join.role == "worker" and member.report.clock >= app.save_at:
             app.save_at = member.report.clock // every * every + every
+            self.note("apps", app.name)
             self.saves.due(app)
 
     def _next_save(self, name: str) -> None:
@@ -702,6 +856,7 @@ class State:
 
     def _end(self, *, failed: bool, why: str, again: bool = False) -> None:
         self._log("info", f"the cluster ends: {why}")
+        self.note("cluster")
         self._tell(self.members, m.Shutdown(why, failed or again))
         self._out.append(End(failed, why, bool(self.done_without), again))
         self.ended = True
@@ -714,13 +869,13 @@ class State:
             why = f"a {member.join.role} does not say {type(message).__name__}"
             self._log("warning", f"{member.name} broke the rules: {why}")
             self._tell([number], m.Refused("ProtocolError", why))
-            self.dead[number] = why
+            self._give_up(member, why)
             self._remove(member, why, lost=True)
             return
         match message:
             case m.Leave(failed, why):
                 self._log("warning" if failed else "info", f"{member.name} leaves{': ' + why if why else ''}")
-                self.dead[number] = why or "it left"
+                self._give_up(member, why or "it left")
                 self._remove(member, why or "it left", lost=failed)
             case m.Ready():
                 self._server_ready(member)
@@ -742,10 +897,13 @@ class State:
                 self.saves.saved(member.index, message)
             case m.Loaded():
                 self.resuming.loaded(member.index, message)
+            case m.KnowsServers(servers):
+                member.knows_servers = servers
+                self.level.look()
+            case m.Leaving():
+                self.level.says_leaving(member)
             case m.Moved(move, error):
-                v = self.moves.get(move)
-                if v is not None and v.ordered and self.servers.get(v.source) == number:
-                    self._move_over(move, error)
+                self.moves.said(member.index, move, error)
             case m.Question():
                 try:
                     self._asked(number, message)
@@ -768,7 +926,9 @@ class State:
             case m.List(number):
                 self._tell([asker], m.Answer(number, placed=[o.placed() for o in self.objects.values()]))
             case m.Move():
-                self._move(asker, question)
+                self.moves.asked(asker, question)
+            case m.Drain():
+                self.level.asked(asker, question)
             case m.Lease(number):
                 self._tell([asker], m.Answer(number, leased=self._lease(asker, question)))
             case m.Arrive():
@@ -824,7 +984,19 @@ class State:
         for (app, name), ledger in self.ledgers.items():
             if app == member.join.app:
                 ledger.left(member.join.incarnation)
+                self._keep_ledger((app, name))
                 self._recall(name, ledger)
+
+    def _keep_ledger(self, key: tuple[str, str]) -> None:
+        if self.keeps:
+            self.kept_ledgers[key] = self.ledgers[key].kept()
+            self.note("ledgers", "/".join(key))
+
+    def _drop_ledgers(self, app: str) -> None:
+        for key in [key for key in self.ledgers if key[0] == app]:
+            del self.ledgers[key]
+            self.kept_ledgers.pop(key, None)
+            self.note("ledgers", "/".join(key))
 
     # -- barriers ----------------------------------------------------------------------------------------------------
 
@@ -869,7 +1041,7 @@ class State:
 
     # -- objects -----------------------------------------------------------------------------------------------------
 
-    def _tell_objects(self, servers: Iterable[int], objects: list[Object]) -> None:
+    def tell_objects(self, servers: Iterable[int], objects: list[Object]) -> None:
         """In the order of their numbers: what a server has not been told of by then does not exist."""
         told = list(servers)
         for at in range(0, len(objects), OBJECTS_AT_ONCE):
@@ -897,37 +1069,48 @@ class State:
             raise Wrong("AccessDenied", f"{own_name!r} is not there, and a reader makes no objects")
         if spec.app != app:
             raise Wrong("NotFound", f"{spec.name!r}: there is no such object, and only app {spec.app!r} can make it")
-        if self._next_object > OBJECTS_MAX:
+        if self.next_object > OBJECTS_MAX:
             raise Wrong("ResourceExhausted", f"{own_name!r}: at most {OBJECTS_MAX} objects")
         if not self.servers:
             raise Wrong("ServerLost", f"{own_name!r}: there is no server")
         self._check_quota(spec)
-        owners = self._place_like(spec) if spec.like else place(spec.shard_bytes, self.load_bytes)
+        owners = self._place_like(spec) if spec.like else self._place(spec)
         return self._add_object(spec, spec_bytes, owners)
 
     def _add_object(self, spec: Spec, spec_bytes: bytes, owners: list[int], terms: list[int] | None = None) -> Object:
-        made = Object(
-            self._next_object,
+        terms = [FIRST_TERM] * len(owners) if terms is None else terms
+        made = self._object_of(self.next_object, spec, spec_bytes, list(owners), list(terms))
+        self.next_object += 1
+        self._know_object(made)
+        self.note("objects", made.number)
+        self.note("cluster")
+        for server, size in zip(owners, spec.shard_bytes, strict=True):
+            self.load_bytes[server] += size
+        self.tell_objects(self.servers.values(), [made])
+        self.moves.follow(made)
+        return made
+
+    @staticmethod
+    def _object_of(number: int, spec: Spec, spec_bytes: bytes, owners: list[int], terms: list[int]) -> Object:
+        return Object(
+            number,
             spec.name,
             spec_bytes,
             spec.description,
             spec.is_table,
             spec.shard_bytes,
             owners,
-            [FIRST_TERM] * len(owners) if terms is None else terms,
+            terms,
             spec.group,
             spec.form,
             spec.settled,
             spec.sync,
+            runs_of(owners, terms),
         )
-        self._next_object += 1
+
+    def _know_object(self, made: Object) -> None:
         self.objects[made.number] = made
         self.by_name[made.name] = made.number
-        for server, size in zip(owners, spec.shard_bytes, strict=True):
-            self.load_bytes[server] += size
-        self._tell_objects(self.servers.values(), [made])
-        self._follow_moves(made)
-        return made
 
     def place_anew(self, spec: bytes, app: str) -> Object:
         """An object of a checkpoint."""
@@ -939,7 +1122,7 @@ class State:
         self._object_over(there, "was made again")
         if len(spec.shard_bytes) == len(there.owners):
             return self._add_object(spec, spec_bytes, there.owners, there.terms)
-        return self._add_object(spec, spec_bytes, place(spec.shard_bytes, self.load_bytes))
+        return self._add_object(spec, spec_bytes, self._place(spec))
 
     def remove_object(self, there: Object) -> None:
         """It is no more."""
@@ -949,6 +1132,12 @@ class State:
         """The cluster cannot begin."""
         self._log("error", why)
         self._end(failed=True, why=why)
+
+    def _place(self, spec: Spec) -> list[int]:
+        stays = {server: load for server, load in self.load_bytes.items() if server not in self.level.drains}
+        if not stays:
+            raise Wrong("ServerLost", f"{spec.name.partition('/')[2]!r}: there is no server")
+        return place(spec.shard_bytes, stays)
 
     def _place_like(self, spec: Spec) -> list[int]:
         """Every shard where that of another tensor is."""
@@ -990,7 +1179,7 @@ class State:
         """Whether or not it is there still: the answer to an earlier question may have been lost."""
         there = self.objects.get(number)
         if there is None:
-            if not 0 < number < self._next_object:
+            if not 0 < number < self.next_object:
                 raise Wrong("NotFound", f"object {number}: there is no such object")
             return
         if there.app != app:
@@ -1006,115 +1195,9 @@ class State:
     def _object_over(self, there: Object, why: str) -> None:
         number = there.number
         del self.objects[number], self.by_name[there.name]
-        self._forgotten.append(number)
-        self._last_term = {at: term for at, term in self._last_term.items() if at[0] != number}
+        self.note("objects", number)
         self._tell(self.servers.values(), m.Forgotten(number))
         for server, size in zip(there.owners, there.shard_bytes, strict=True):
             if server in self.load_bytes:
                 self.load_bytes[server] -= size
-        for move, moving in list(self.moves.items()):
-            if moving.object == number:
-                self._move_over(move, f"{there.name!r} {why}")
-
-    # -- moves -------------------------------------------------------------------------------------------------------
-
-    def _move(self, asker: int, question: m.Move) -> None:
-        what = f"move of shard {question.shard} of {question.name!r}"
-        if question.name not in self.by_name:
-            raise Wrong("NotFound", f"{what}: there is no such object")
-        there = self.objects[self.by_name[question.name]]
-        if question.shard >= len(there.owners):
-            raise Wrong("InvalidArgument", f"{what}: it has shards 0 to {len(there.owners) - 1}")
-        alike = [o for o in self.objects.values() if o.group == there.group]
-        for server in (*(o.owners[question.shard] for o in alike), question.server):
-            if server not in self.servers:
-                raise Wrong("ServerLost", f"{what}: there is no server {server}")
-        if (going := self.saves.going) is not None and any(o.number in going.objects for o in alike):
-            raise Wrong("InvalidArgument", f"{what}: checkpoint {going.id} is being taken of it; try again")
-        leaving = [o for o in alike if o.owners[question.shard] != question.server]
-        if not leaving:
-            self._tell([asker], m.Answer(question.number))
-            return
-        numbers = {o.number for o in alike}
-        if any(v.object in numbers and v.shard == question.shard for v in self.moves.values()):
-            raise Wrong("InvalidArgument", f"{what}: it is on its way already")
-        for o in leaving:
-            self._set_off(o, question.shard, question.server, asker, question.number)
-
-    def _set_off(self, there: Object, shard: int, target: int, asker: int, question: int) -> None:
-        at, source = (there.number, shard), there.owners[shard]
-        term = self._last_term[at] = max(self._last_term.get(at, 0), there.terms[shard]) + 1
-        move, self._next_move = self._next_move, self._next_move + 1
-        self.moves[move] = Moving(*at, source, target, term, asker, question)
-        self._order_moves(target)
-
-    def _order_moves(self, target: int) -> None:
-        """To a server that has room for them, the oldest first."""
-        to = [(move, v) for move, v in self.moves.items() if v.target == target and not v.gone]
-        room = MOVES_TO_ONE_MAX - sum(v.ordered for _, v in to)
-        waiting = [(move, v) for move, v in to if not v.ordered and v.source in self.servers]
-        for move, v in waiting[: max(0, room)]:
-            v.ordered = True
-            self._tell([self.servers[v.source]], self._order(move, v))
-
-    def _follow_moves(self, made: Object) -> None:
-        """A tensor that is like others, some of whose shards are on their way: its own go along."""
-        alike = {o.number for o in self.objects.values() if o.group == made.group and o is not made}
-        under_way = {v.shard: v for v in self.moves.values() if v.object in alike and not v.gone}
-        for shard, v in under_way.items():
-            if v.target != made.owners[shard]:
-                self._set_off(made, shard, v.target, v.asker, v.question)
-
-    def _order(self, move: int, v: Moving) -> m.MoveShard | m.CancelMove:
-        """With what the object is: whoever opened it may not have told the server yet."""
-        if v.gone:
-            return m.CancelMove(move, v.object, v.shard, v.target, v.term)
-        address = self.members[self.servers[v.target]].join.addresses[0]
-        placed = self.objects[v.object].placed()
-        return m.MoveShard(move, v.object, v.shard, v.target, address, v.term, placed.spec, placed.runs)
-
-    def _target_gone(self, move: int, v: Moving, why: str) -> None:
-        """The shard may have left for it, or may still do so: only its source knows, if it was told."""
-        v.gone = why
-        if not v.ordered:
-            self._move_over(move, why)
-            return
-        self._tell([self.servers[v.source]], self._order(move, v))
-
-    def _move_over(self, move: int, error: str) -> None:
-        v = self.moves.pop(move)
-        if v.target in self.servers:
-            self._order_moves(v.target)
-        there = self.objects.get(v.object)
-        if not error and there is not None:
-            there.owners[v.shard], there.terms[v.shard] = v.target, v.term
-            self.load_bytes[v.source] -= there.shard_bytes[v.shard]
-            if not v.gone:
-                self.load_bytes[v.target] += there.shard_bytes[v.shard]
-            others = [n for n, other in self.members.items() if other.join.role != "operator"]
-            self._tell(others, m.ShardMoved(v.object, v.shard, v.target, v.term))
-            self._tell_objects(self.servers.values(), [there])
-            self._log("info", f"shard {v.shard} of {there.name!r} moved from server {v.source} to {v.target}")
-            if v.gone:
-                self.shards_lost += 1
-                self._log("error", f"shard {v.shard} of {there.name!r} is lost: {v.gone}")
-        error = error or v.gone
-        errand = (v.asker, v.question)
-        if error:
-            self._failed.setdefault(errand, error)
-        if any((other.asker, other.question) == errand for other in self.moves.values()):
-            return  # it is answered when all shards that are alike have come
-        error = self._failed.pop(errand, "")
-        if error and there is not None and v.asker:
-            self._bring_together(there.group, v.shard, v.source)
-        if v.asker in self.members:
-            self._tell([v.asker], m.Answer(v.question, "ServerLost" if error else "", error))
-
-    def _bring_together(self, group: str, shard: int, home: int) -> None:
-        """Some shards that are alike have moved and some could not: those that did go back, once."""
-        away = [o for o in self.objects.values() if o.group == group and o.owners[shard] != home]
-        apart = len({o.owners[shard] for o in self.objects.values() if o.group == group}) > 1
-        if not apart or home not in self.servers or any(o.owners[shard] not in self.servers for o in away):
-            return
-        for o in away:
-            self._set_off(o, shard, home, 0, self._next_move)
+        self.moves.object_over(number, f"{there.name!r} {why}")

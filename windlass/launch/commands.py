@@ -63,6 +63,7 @@ OnWorkerLoss = Annotated[str | None, _option("on_worker_loss")]
 Progress = Annotated[bool | None, _option("progress", "--progress/--no-progress")]
 RunName = Annotated[str | None, typer.Option("--run", metavar="NAME", help="The `windlass run` of this name.")]
 Servers = Annotated[str | None, _option("servers")]
+State = Annotated[pathlib.Path | None, _option("state")]
 StartTimeout = Annotated[str | None, _option("start_timeout")]
 Sync = Annotated[str | None, _option("sync")]
 Threads = Annotated[str | None, _option("threads")]
@@ -160,6 +161,7 @@ def scheduler(
     failure_timeout: FailureTimeout = None,
     start_timeout: StartTimeout = None,
     linger: Linger = None,
+    state: State = None,
     on_server_loss: OnServerLoss = None,
     unfinished_code: UnfinishedCode = None,
     checkpoint_dir: CheckpointDir = None,
@@ -176,7 +178,8 @@ def scheduler(
     """Runs a scheduler, which knows members and shards. Ends when all workers have left, unless --linger.
 
     Without --token-file it uses your own token on this host, where your servers, workers and commands find it, and
-    prints where that is.
+    prints where that is. With --state FILE it may be killed and started again, with the same command and port: training
+    goes on meanwhile.
     """
     from windlass.launch.log import set_up_log
     from windlass.launch.roles import run_scheduler
@@ -541,10 +544,31 @@ def move(
     typer.echo(f"cluster at {where}: shard {shard} of {name} is on server {to}")
 
 
+def drain(
+    server: Annotated[int, typer.Argument(metavar="SERVER", min=0, help="The number of the server.")],
+    address: Address = None,
+    run: RunName = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds. It goes on after that.")] = 600.0,
+) -> None:
+    """Moves everything that a server has to the others during training, and ends the server. Nothing is lost."""
+    from windlass._net.tls import client_tls
+    from windlass.observe.operator import Operator, find
+
+    settings = settings_of(locals())
+    where, token = find(settings, run, changes=True)
+    with Operator(where, token, timeout, client_tls(settings.tls_ca)) as operator:
+        operator.drain(server, timeout)
+    typer.echo(f"cluster at {where}: server {server} is empty, and has ended")
+
+
 def add_to(app: typer.Typer) -> None:
     """Makes them commands of `windlass`."""
     app.command(context_settings=PassThrough)(plainly(run))
-    for command in (server, scheduler, status, top, metrics, doctor, move):
+    for command in (server, scheduler, status, top, metrics, doctor, move, drain):
         app.command()(plainly(command))
     app.command(context_settings=PassThrough)(plainly(worker))
     app.command(context_settings=PassThrough)(plainly(kubernetes))

@@ -60,7 +60,7 @@ class Failures:
         """Says that it has ended, and what happens now."""
         self._first = self._first or child
         self._told += 1
-        text, words = f"{child.name} ended with {_how(child)}{then}", child.last_words.take()
+        text, words = f"{child.name} ended with {how(child)}{then}", child.last_words.take()
         if words and self._shows and words not in self._tracebacks:
             self._tracebacks.append(words)
             self._shows = False
@@ -86,8 +86,8 @@ def _kind(child: Ended) -> str:
     return error.partition(":")[0].rpartition(".")[2] if child.role == "worker" else error
 
 
-def _how(child: Ended) -> str:
-    """SIGKILL comes from the run only when it ends, and then nobody is told."""
+def how(child: Ended) -> str:
+    """What it ended with. SIGKILL comes from the run only when it ends, and then nobody is told."""
     killed = child.code == -signal.SIGKILL
     return describe(child.code or 0) + (" (not sent by this run: out of memory?)" if killed else "")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from windlass import _core
 from windlass._cgroup import usable_cores
-from windlass._errors import InvalidArgument, WindlassError
+from windlass._errors import CorruptCheckpoint, InvalidArgument, NotFound, WindlassError
 from windlass._net.address import Address
 from windlass._net.serve import Stop, check_reach, serve
 from windlass._net.token import own_token_file
@@ -22,6 +22,8 @@ from windlass.launch.log import set_up_log
 from windlass.launch.output import show
 
 if TYPE_CHECKING:
+    from windlass.control import kept
+    from windlass.control.journal import Journal
     from windlass.control.server import ServerMember
 
 _log = logging.getLogger("windlass")
@@ -129,25 +131,77 @@ def run_scheduler(
     settings: Settings, listen_fd: int | None = None, until_eof: int | None = None, *, resume: str | None = None
 ) -> int:
     """Runs the scheduler until its cluster ends. The exit code."""
-    from windlass.control.model import Terms
-    from windlass.control.scheduler import run
-
     listen = Address.parse(settings.listen)
     if listen.kind != "tcp":
         raise InvalidArgument(f"the scheduler listens on tcp://HOST:PORT, not on {settings.listen}")
     token = token_of(settings)
     if listen_fd is None:
         check_reach([listen], token)
-    cluster = int(os.environ.get("WINDLASS_CLUSTER") or "0", 16) or secrets.randbelow(2**64 - 1) + 1
+    with contextlib.ExitStack() as stack:
+        journal = None
+        if settings.state is not None:
+            from windlass.control.journal import Journal  # few have one
+
+            journal = Journal(settings.state)
+            stack.callback(journal.close)
+        return _schedule(settings, listen, token, journal, listen_fd, until_eof, resume)
+
+
+def _before(journal: "Journal | None", settings: Settings) -> "tuple[kept.Cluster | None, str | None]":
+    """The cluster that the journal is of, if it goes on, and the checkpoint that it began with."""
+    from windlass.control import kept
+
+    if journal is None:
+        return None, None
+    try:
+        before = kept.cluster_of(journal.rows)
+        resumed = kept.resumed_of(journal.rows)
+    except kept.Unreadable as error:
+        raise InvalidArgument(f"state {journal.path}: {error}") from None
+    if before is None and journal.rows:
+        raise InvalidArgument(f"state {journal.path}: the journal is damaged: it has rows, and does not say of what")
+    if before is None or before.ended:
+        journal.clear()
+        return None, None
+    if before.servers != settings.servers:
+        raise InvalidArgument(
+            f"state {journal.path}: it is of a cluster that was started for servers={before.servers}, "
+            f"not {settings.servers}"
+        )
+    return before, None if resumed is None else resumed.id
+
+
+def _schedule(
+    settings: Settings,
+    listen: Address,
+    token: bytes | None,
+    journal: "Journal | None",
+    listen_fd: int | None,
+    until_eof: int | None,
+    resume: str | None,
+) -> int:
+    from windlass.control.kept import Unreadable
+    from windlass.control.model import Terms
+    from windlass.control.scheduler import run
+
+    before, resumed = _before(journal, settings)
+    named = int(os.environ.get("WINDLASS_CLUSTER") or "0", 16)
+    cluster = before.cluster if before is not None else named or secrets.randbelow(2**64 - 1) + 1
     seconds, iterations = (None, None) if settings.checkpoint_every is None else every(settings.checkpoint_every)
     checkpoints = None
+    which = resume or os.environ.get("WINDLASS_RESUME") or None
     if settings.checkpoint_dir is not None:
         from windlass.control.manifests import Checkpoints
 
-        which = resume or os.environ.get("WINDLASS_RESUME") or None
         since = _seconds_of("WINDLASS_RESUME_SINCE")
-        checkpoints = Checkpoints(settings.checkpoint_dir, settings.checkpoint_keep, which, settings.app, since)
-    elif resume is not None or os.environ.get("WINDLASS_RESUME"):
+        kept_at = settings.checkpoint_dir, settings.checkpoint_keep
+        try:
+            checkpoints = Checkpoints(*kept_at, which if before is None else resumed, settings.app, since)
+        except (NotFound, CorruptCheckpoint):
+            if before is None:
+                raise
+            checkpoints = Checkpoints(*kept_at)  # the state says whether it can do without
+    elif which is not None:
         raise InvalidArgument("resume: there is no checkpoint_dir (--checkpoint-dir DIR)")
     terms = Terms(
         cluster,
@@ -166,17 +220,21 @@ def run_scheduler(
     def ready(bound: Address) -> None:
         announce("scheduler", [advertised(bound, settings.advertise, "the scheduler")], settings)
 
-    end = run(
-        terms,
-        listen,
-        token,
-        ready,
-        tls=server_tls(settings),
-        settings=json.loads(os.environ.get("WINDLASS_RUN_SETTINGS") or "null") or settings.describe(),
-        checkpoints=checkpoints,
-        listen_fd=listen_fd,
-        until_eof=until_eof,
-    )
+    try:
+        end = run(
+            terms,
+            listen,
+            token,
+            ready,
+            tls=server_tls(settings),
+            settings=json.loads(os.environ.get("WINDLASS_RUN_SETTINGS") or "null") or settings.describe(),
+            checkpoints=checkpoints,
+            journal=journal,
+            listen_fd=listen_fd,
+            until_eof=until_eof,
+        )
+    except Unreadable as error:
+        raise InvalidArgument(f"state {settings.state}: {error}") from None
     if end.again and settings.unfinished_code:
         return int(settings.unfinished_code)
     return 1 if end.failed else WORKERS_LOST if end.workers_lost else 0

@@ -3,6 +3,9 @@
 Everything ends together: when the workers are done, at Ctrl-C, or when this process is killed. When one of several
 workers fails, the others go on, or wait for the replacement that is started: on_worker_loss.
 
+The scheduler keeps a journal in the run's folder. If it is killed, it is started again on the same socket, and the run
+goes on.
+
 A run has succeeded if the work was done. A worker that was lost, by a signal, says nothing of that where others went
 on, or a replacement, and these ended well. One that ended with an exit code of its own, as after an exception, does:
 that is what its script thinks of the run.
@@ -31,7 +34,7 @@ from windlass._net.token import read_token, user_folder
 from windlass._settings import SAVE_SECONDS, Settings, given_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, ENDING, GROUP_LOST, environment, rundir
 from windlass.launch.child import Child, colours, describe
-from windlass.launch.failures import Failures, say
+from windlass.launch.failures import Failures, how, say
 from windlass.launch.last_save import LastSave, newest_in
 from windlass.launch.output import show
 
@@ -43,6 +46,7 @@ _GOODBYE_SECONDS = 0.7  # that the scheduler has to end before the servers
 _BACKLOG = 1024
 _FOREVER_SECONDS = 1e6
 REPLACEMENTS_MAX = 3  # of one rank
+SCHEDULERS_MAX = 3  # that are started after the first
 _ASK_SECONDS = 1.0  # for the scheduler to answer
 _LOOK_SECONDS = 0.1  # between two questions
 _PROGRESS_SECONDS = 0.3  # for the scheduler to answer, while nobody passes on what workers print
@@ -75,6 +79,7 @@ def plan(
     role = [sys.executable, "-m", "windlass.launch.roles"]
     for_all = environment.of_services(settings) | {"WINDLASS_LISTEN": "tcp://127.0.0.1:0"}
     scheduler = environment.of_scheduler(settings, resume)
+    scheduler["WINDLASS_STATE"] = str(folder / "scheduler.state")
     if settings.allow:  # modules beside the script are found, as the script finds them
         beside = [str(pathlib.Path(command[0]).parent.resolve()), os.environ.get("PYTHONPATH")]
         for_all["PYTHONPATH"] = os.pathsep.join(filter(None, beside))
@@ -176,7 +181,6 @@ def _run_once(
                 os.set_inheritable(listener.fileno(), True)
                 plans = plan(settings, command, address, secrets.randbelow(2**64 - 1) + 1, folder, resume)
                 launch.start(plans, listener.fileno())
-                listener.close()
                 launch.show_progress()
                 return launch.wait(), launch.lost
         finally:
@@ -210,6 +214,8 @@ class _Launch:
         self._children: list[Child] = []
         self._plans: dict[int, Plan] = {}  # of workers, by rank
         self._starts: collections.Counter[int] = collections.Counter()  # by rank
+        self._scheduler: tuple[Plan, int] | None = None  # and the socket that it listens on
+        self._schedulers = 0  # that were started
         self._replacing: dict[int, float] = {}  # ranks, and when to start a replacement at the latest
         self._undecided: list[Child] = []  # workers that failed, until it is known whether the others go on
         self._failures = Failures()
@@ -250,11 +256,18 @@ class _Launch:
                 self._plans[one.index] = one
             if one.role == "scheduler":
                 more = {"WINDLASS_LISTEN_FD": str(listen_fd), "WINDLASS_RUN_DIR": str(self._folder)}
-                self._start(dataclasses.replace(one, environment=one.environment | more), [listen_fd])
+                self._scheduler = dataclasses.replace(one, environment=one.environment | more), listen_fd
+                self._start_scheduler()
             else:
                 self._start(one)
 
-    def _start(self, one: Plan, pass_fds: Sequence[int] = ()) -> None:
+    def _start_scheduler(self) -> None:
+        assert self._scheduler is not None
+        plan, listen_fd = self._scheduler
+        self._start(plan, [listen_fd], again=self._schedulers > 0)
+        self._schedulers += 1
+
+    def _start(self, one: Plan, pass_fds: Sequence[int] = (), *, again: bool = False) -> None:
         is_worker, palette = one.role == "worker", self._palette
         child = Child(
             one.role,
@@ -262,7 +275,7 @@ class _Launch:
             one.command,
             {name: value for name, value in os.environ.items() if name != "WINDLASS_TOKEN"} | one.environment,
             log_dir=self._settings.log_dir,
-            append=is_worker and self._starts[one.index] > 0,
+            append=again or (is_worker and self._starts[one.index] > 0),
             colour=palette[one.index % len(palette)] if is_worker else palette[0] and "\033[2m",
             pass_fds=pass_fds,
             dies_with_us=is_worker,
@@ -380,6 +393,10 @@ class _Launch:
             pass
         elif child.role == "worker":
             self._worker_failed(child)
+        elif child.role == "scheduler" and (child.code or 0) < 0 and self._schedulers <= SCHEDULERS_MAX:
+            restart = f"restart {self._schedulers} of {SCHEDULERS_MAX}"
+            say(f"{child.name} ended with {how(child)}; {restart}, training goes on")
+            self._start_scheduler()
         else:
             if child.code == CANNOT_BEGIN:
                 self._failed = self._failed or child

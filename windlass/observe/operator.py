@@ -72,6 +72,10 @@ class Operator:
         """Moves a shard, and waits until it is there."""
         self._member.ask(lambda n: m.Move(n, name, shard, server), f"move shard {shard} of {name}", timeout)
 
+    def drain(self, server: int, timeout: float) -> None:
+        """Empties a server, which then ends; waits until it is empty."""
+        self._member.ask(lambda n: m.Drain(n, server), f"drain server {server}", timeout)
+
     def save(self, app: str, tag: str | None, timeout: float, *, wait: bool = False) -> str:
         """Asks for a checkpoint, which is taken between two iterations of the app's lowest rank. With wait, until it is
         complete; returns its id."""

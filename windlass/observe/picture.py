@@ -8,6 +8,8 @@ from windlass.observe.columns import Column, tables
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_MUCH_BYTES = 64 << 20  # on a server; with less nobody minds that one has more than another
+
 
 def picture(text: str, address: str, width: int, *, changing: bool = False) -> list["RenderableType"]:
     """What fits this width. changing: only what changes."""
@@ -19,7 +21,8 @@ def picture(text: str, address: str, width: int, *, changing: bool = False) -> l
     parts: list[RenderableType] = [Text(f"scheduler at {address}")] if address else []
     moves = f", {status['moves']} moves under way" if status["moves"] else ""
     where = f", all on {hosts[0]}" if len(hosts) == 1 else ""
-    parts.append(Text(f"cluster {status['cluster']}, {seconds(status['seconds'])} old{where}{moves}"))
+    begun = f", generation {status['generation']} of its scheduler" if status["generation"] > 1 else ""
+    parts.append(Text(f"cluster {status['cluster']}, {seconds(status['seconds'])} old{where}{begun}{moves}"))
     parts += [Text(line, style=style) for style, line in _troubles(status)]
 
     def on(member: dict[str, Any]) -> str:
@@ -126,6 +129,7 @@ def picture(text: str, address: str, width: int, *, changing: bool = False) -> l
         ],
         width,
     )
+    parts += _moving(status, width)
     parts += tables(
         "leases",
         _columns("app", "lease", "epoch", "ranges#", "done#", "held#", "free#", "samples done#", "duplicates#"),
@@ -165,8 +169,14 @@ def _troubles(status: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
     if status["missing"]:
         found.append(("yellow", f"still missing: {', '.join(status['missing'])}"))
+    if status["returning"]:
+        found.append(("yellow", f"not back yet since the scheduler began again: {', '.join(status['returning'])}"))
     for index, reason in status["servers_lost"].items():
         found.append(("red", f"server {index} is lost: {reason}"))
+    level = status["level"]
+    if not level["even"] and level["mean_bytes"] > _MUCH_BYTES:
+        mean = size(level["mean_bytes"])
+        found.append(("", f"servers are uneven: one is {100 * level['furthest']:.0f} % off the mean, {mean}"))
     for app in status["apps"]:
         if app["waited"]:
             ranks = ", ".join(map(str, app["waited"]))
@@ -174,6 +184,28 @@ def _troubles(status: dict[str, Any]) -> list[tuple[str, str]]:
     resumed = (status.get("checkpoints") or {}).get("resumed") or {}
     found += [("yellow", f"checkpoint {resumed['id']}: {line}") for line in resumed.get("said", [])]
     return found
+
+
+def _moving(status: dict[str, Any], width: int) -> list["RenderableType"]:
+    """Servers that are drained, and shards on their way."""
+    level = status["level"]
+    drains = [
+        [
+            x["server"],
+            f"{x['shards'] - x['shards_left']} of {x['shards']}",
+            size(x["bytes_left"]),
+            x["why"],
+            x["failed"],
+        ]
+        for x in level["drains"]
+    ]
+    columns = [*_columns("server#", "shards moved#", "left#"), Column("why", text=True), Column("failed", text=True)]
+    parts = tables("drains", columns, drains, width)
+    rows = [
+        [x["name"], x["shard"], x["from"], x["to"], "under way" if x["ordered"] else "waits for room"]
+        for x in status["moving"]
+    ]
+    return parts + tables("moves", _columns("name", "shard#", "from#", "to#", "state"), rows, width)
 
 
 def _checkpoints(found: dict[str, Any] | None, width: int) -> list["RenderableType"]:

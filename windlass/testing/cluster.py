@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -112,28 +114,40 @@ class LocalCluster:
             cluster.servers[1].kill()
 
     Workers are this process (``connect()``) or processes of their own (``worker(code, rank, world_size)``).
-    settings: as in a file of settings, by name. prelude: Python code that the scheduler runs first, to show what a flaw
-    in it does.
+    settings: as in a file of settings, by name. keeps: the scheduler has a journal, and restart_scheduler() starts
+    another on the same port. prelude: Python code that the scheduler runs first, to show what a flaw in it does.
     """
 
     def __init__(
-        self, servers: int = 2, *, token: str = "a token of tests", config: str = "", prelude: str = "", **settings: Any
+        self,
+        servers: int = 2,
+        *,
+        token: str = "a token of tests",
+        config: str = "",
+        prelude: str = "",
+        keeps: bool = False,
+        **settings: Any,
     ) -> None:
         self.token = token
         self._prelude = prelude
         self.servers: list[Process] = []
         self.workers: list[Process] = []
+        self._schedulers: list[Process] = []  # that were killed
         self.address = ""
         self._count = servers
         self._config = config
+        self._keeps = Path(tempfile.mkdtemp(prefix="windlass-")) if keeps else None  # where the journal is
+        self._listener: socket.socket | None = None
         self._settings = {"linger": True, "failure_timeout": 2.0, **settings}
 
     def __enter__(self) -> "LocalCluster":
         _started.add(self)
         try:
-            with listen_on(Address.parse("tcp://127.0.0.1:0"), _BACKLOG) as listener:
-                self.address = str(bound_to(listener))
-                self.start_scheduler(listener.fileno())
+            listener = self._listener = listen_on(Address.parse("tcp://127.0.0.1:0"), _BACKLOG)
+            self.address = str(bound_to(listener))
+            self.start_scheduler(listener.fileno())
+            if self._keeps is None:
+                listener.close()
             for i in range(self._count):
                 self.servers.append(self.start_server(i))
         except BaseException:
@@ -150,6 +164,8 @@ class LocalCluster:
         """On a socket that listens."""
         os.set_inheritable(listen_fd, True)
         more = {"WINDLASS_LISTEN_FD": str(listen_fd), "WINDLASS_SERVERS": str(self._count)}
+        if self._keeps is not None:
+            more["WINDLASS_STATE"] = str(self.state)
         if self._config:
             with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
                 file.write(self._config)
@@ -159,9 +175,22 @@ class LocalCluster:
             until(lambda: "listening" in self.scheduler.output() or self.scheduler.process.poll() is not None, "up", 30)
             os.unlink(file.name)
 
-    def start_server(self, i: int, **more: str) -> Process:
-        """One more; `i` is its number."""
-        return Process(role("server"), self.environment(WINDLASS_NUMBER=str(i), **more))
+    @property
+    def state(self) -> Path:
+        """The scheduler's journal."""
+        assert self._keeps is not None, "LocalCluster(keeps=True) has a journal"
+        return self._keeps / "scheduler.state"
+
+    def restart_scheduler(self) -> None:
+        """Another scheduler on the same port, with the journal of the one that was killed."""
+        assert self._listener is not None
+        self._schedulers.append(self.scheduler)
+        self.start_scheduler(self._listener.fileno())
+
+    def start_server(self, i: int | None, **more: str) -> Process:
+        """One more; `i` is its number. None: the next one."""
+        number = {} if i is None else {"WINDLASS_NUMBER": str(i)}
+        return Process(role("server"), self.environment(**number, **more))
 
     def connect(self, **arguments: Any) -> windlass.Cluster:
         """A worker in this process: windlass.connect(), also with other arguments."""
@@ -195,13 +224,20 @@ class LocalCluster:
                 os.killpg(process.pid, signal.SIGTERM)
         for process in everyone:
             process.close()
+        for process in self._schedulers:
+            process.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._keeps is not None:
+            shutil.rmtree(self._keeps, ignore_errors=True)
         _started.discard(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            print(f"--- the scheduler said:\n{self.scheduler.output()}")
+            for scheduler in (*self._schedulers, self.scheduler):
+                print(f"--- the scheduler said:\n{scheduler.output()}")
             for what, processes in (("server", self.servers), ("worker process", self.workers)):
                 for i, process in enumerate(processes):
                     print(f"--- {what} {i} said:\n{process.output()}")

@@ -91,6 +91,7 @@ class Arriving:
         self.world, self.worker, self.incarnation = worker.world, worker, worker.incarnation
         self.number = number  # of the next barrier
         self.passed = 0
+        self.reduced: m.Reduced | None = None  # what the last one gave
         self._random = random.Random(self.incarnation)  # the rest of the history does not depend on it
         self._waits = False
         self._asked_over = 0  # the number of the connection; 0: not yet
@@ -140,6 +141,7 @@ class Arriving:
                 self.world.violated(f"{self.worker.name} got {answer.reduced} at {self.number}, which nobody made")
             self.world.counts["all-reduces"] += answer.reduced is not None
             self._waits = False
+            self.reduced = answer.reduced
             self.number += 1
             self.passed += 1
             self.world.counts["barriers"] += 1

@@ -154,7 +154,7 @@ class Clock:
                 said.extend([] if standing is None else [standing])
                 ask(index + 1)
 
-            self._request(lambda: index, handle, heard)
+            self._request(lambda: index, handle, heard, fixed=True)
 
         ask(0)
 
@@ -215,9 +215,13 @@ class Clock:
         self._request(lambda: self.worker.owner_of(shard), there, heard)
 
     def _request(
-        self, whom: Callable[[], int], handle: Callable[["Server"], object], then: Callable[[Any], None]
+        self,
+        whom: Callable[[], int],
+        handle: Callable[["Server"], object],
+        then: Callable[[Any], None],
+        fixed: bool = False,
     ) -> None:
-        """Sent until there is an answer; None if the server is lost."""
+        """Sent until there is an answer; None if the server is lost. fixed: it is for that one alone."""
         worker, world = self.worker, self.worker.world
         done = False
 
@@ -225,7 +229,7 @@ class Clock:
             if done or self.incarnation != worker.incarnation or not worker.alive or worker.out:
                 return
             server = world.servers[whom()]
-            if worker.reachable() and server.index in world.brain.state.lost:
+            if worker.reachable() and (server.index in world.brain.state.lost or (fixed and server.is_gone())):
                 back(None)
                 return
             if worker.reachable():

@@ -166,6 +166,9 @@ def check_leases(world: "World", app: str) -> None:
     if not isinstance(ledger, NotedLedger):
         return
     noted = {leasing.incarnation: leasing.holding.noted for leasing in world.leasing}
+    if world.brain.lives > 1:
+        _check_restored(world, ledger)
+        return
     heard = [used for who, count in ledger.heard.items() for used in noted[who][:count]]
     whole = {(epoch, index) for epoch, index, used in heard if used == size_of(TERMS, index)}
     for epoch in range(ledger.complete):
@@ -183,3 +186,18 @@ def check_leases(world: "World", app: str) -> None:
     world.counts["ledgers checked"] += 1
     world.counts["duplicates"] += again
     world.counts["ranges taken back"] += sum(leasing.holding.taken_back for leasing in world.leasing)
+
+
+def _check_restored(world: "World", ledger: Ledger) -> None:
+    """Of a ledger that was made again, from the words of workers and what was kept of those that are gone: whatever was
+    done was done by somebody, and nothing was forgotten that is still to be done. Duplicates may have been."""
+    noted = {used for leasing in world.leasing for used in leasing.holding.noted}
+    for epoch in range(ledger.complete):
+        for index in range(ledger.ranges):
+            if (epoch, index, size_of(TERMS, index)) not in noted:
+                world.violated(f"range {index} of epoch {epoch} counts as done, and nobody has used it up")
+    if ledger.complete < TERMS.epochs:
+        world.violated(f"{ledger.complete} of {TERMS.epochs} epochs are done: {ledger.status()}")
+    if ledger.counted != TERMS.epochs * TERMS.samples:
+        world.violated(f"{ledger.counted} samples are counted as done, of {TERMS.epochs * TERMS.samples}")
+    world.counts["ledgers made again"] += 1

@@ -2,7 +2,9 @@
 
 The scheduler's state machine, its liveness and the session logic are the very code that ships; members, servers and the
 network are models. Faults: control connections that break, data frames that are dropped, duplicated and reordered,
-partitions, crashes, restarts, processes that stand still and are reset meanwhile, and a scheduler whose time jumps. In
+partitions, crashes, restarts, processes that stand still and are reset meanwhile, a scheduler whose time jumps, and one
+that in every second history is killed and begins again with its journal, which must have all that anybody was told; in
+every second history servers join, and are drained. In
 every second history the workers that remain wait for a replacement of one that was lost; in every third one workers
 lease data; in all of them workers meet at barriers, the app grows by a worker, and there is a second tensor, like the
 first, whose shards move with those. In the end faults stop, the cluster settles, and everything that was promised is
@@ -21,14 +23,36 @@ import itertools
 import random
 import sys
 from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from windlass import _core
 from windlass.control import messages as m
 from windlass.control.barrier import Barrier
-from windlass.control.events import Action, Admit, Came, Cut, Died, End, Event, Fired, Log, Refuse, Said, Tell, Timer
+from windlass.control.events import (
+    Action,
+    Admit,
+    Came,
+    Cut,
+    Defer,
+    Died,
+    End,
+    Event,
+    Fired,
+    Keep,
+    Log,
+    Refuse,
+    Said,
+    Tell,
+    Timer,
+)
+from windlass.control.kept import Key
+from windlass.control.kept import rows as rows_of
 from windlass.control.liveness import Liveness
 from windlass.control.model import Member as Known
 from windlass.control.model import Moving, Spec, Terms
+from windlass.control.moves import Moves
 from windlass.control.state import State
 from windlass.testing.simulated_barriers import BARRIERS, FIRST_QUESTION, Arriving, check_barriers, check_passing
 from windlass.testing.simulated_gates import GATED, POLICIES, Clock, Gates
@@ -36,12 +60,15 @@ from windlass.testing.simulated_leases import LEDGERS, Leasing, NotedLedger, che
 
 CLUSTER = 7
 SHARDS = 6
+SERVERS, SERVERS_MAX = 3, 5  # expected, and with those that join
 FAULTS_SECONDS = 60.0
 SETTLE_SECONDS = 60.0
 FAILURE_SECONDS = 5.0  # failure_timeout
 APP = "default"
 RETRY_SECONDS = 0.5  # a client asks after requests that have no answer
 COPY_SECONDS = 0.05  # a shard's way from one server to another
+CHECK_EVERY = 100  # events, between two looks whether the journal is the state
+LATE_KEEPS = 40  # events whose rows are not on disk yet, where the journal is broken
 
 
 class Violation(AssertionError):
@@ -60,7 +87,7 @@ def _like_nothing(data: bytes) -> Spec:
 class World:
     """Time, the network, and everybody."""
 
-    def __init__(self, seed: int, *, servers: int = 3, workers: int = 3, broken: str = "") -> None:
+    def __init__(self, seed: int, *, servers: int = SERVERS, workers: int = 3, broken: str = "") -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.broken = broken  # which mechanism is off, to show that its check can fail
@@ -68,6 +95,8 @@ class World:
         self.policy = POLICIES[seed // 2 % len(POLICIES)]  # of the gates
         self.closed: collections.Counter[tuple[int, int]] = collections.Counter()  # by rank and shard, as workers say
         self.leases = seed % 3 == 0
+        self.kills_scheduler = seed // 3 % 2 == 1 or broken == "journal"
+        self.elastic = seed // 2 % 2 == 1  # servers join, and are drained
         self.leasing: list[Leasing] = []  # by all processes of workers
         self.reduced: dict[int, list[m.Reduced | None]] = collections.defaultdict(list)  # by the barrier's number
         self.stands: dict[int, int] = {}  # workers by incarnation, and the last barrier each has arrived at
@@ -77,9 +106,16 @@ class World:
         self._order = itertools.count()
         self.cut_off: set[int] = set()  # incarnations that the network does not reach
         self.faulty = True
+        self.servers: list[Server] = []
+        self.workers: list[Worker] = []
         self.brain = Brain(self, servers)
-        self.servers = [Server(self, i) for i in range(servers)]
-        self.workers = [Worker(self, rank, workers) for rank in range(workers)]
+        self.servers += [Server(self, i) for i in range(servers)]
+        self.workers += [Worker(self, rank, workers) for rank in range(workers)]
+
+    @property
+    def everybody(self) -> "list[Server | Worker]":
+        """Servers and workers."""
+        return [*self.servers, *self.workers]
 
     def note(self, *what: object) -> None:
         """What happened, for the history."""
@@ -157,8 +193,11 @@ class World:
             return
         who: Member = self.random.choice([*self.servers, *self.workers])
         kind = self.random.choices(
-            ["break", "beat", "crash", "blackout", "still", "partition", "move", "jump", "doomed move"],
-            [6, 3, 1, 0.5, 2, 2, 12, 1, 0.3],
+            [
+                *("break", "beat", "crash", "blackout", "still", "partition", "move", "jump", "doomed move"),
+                *("scheduler", "join", "drain"),
+            ],
+            [6, 3, 1, 0.5, 2, 2, 12, 1, 0.4, 0.8, 1.0, 1.0],
         )[0]
         self.counts[kind] += 1
         self.note("fault", kind, who.name)
@@ -193,7 +232,20 @@ class World:
                 self.brain.sleep(self.random.uniform(1, 30))
             case "doomed move":
                 self._doom(self.random.choice(self.servers))
+            case "join" if self._takes_another():
+                self.servers.append(Server(self, len(self.servers)))
+                self.servers[-1].begin()
+            case "drain" if self.elastic:
+                self.brain.drain(self.random.randrange(len(self.servers)))
+            case "scheduler" if self.kills_scheduler:
+                self.brain.die(self.random.choice([0.3, 2.0, 8.0]))
         self.after(self.random.expovariate(1), self._fault)
+
+    def _takes_another(self) -> bool:
+        """Whether a server may join: one after the other, so that each knows its number."""
+        if not self.elastic or self.brain.down or not self.brain.state.ever_started:
+            return False
+        return len(self.servers) < SERVERS_MAX and all(server.joined or server.out for server in self.servers)
 
     def _grow(self) -> None:
         """One worker more than there were; it tries until the app has started and takes it."""
@@ -241,8 +293,8 @@ class World:
         self._check_servers_views()
         if not state.objects:
             return
-        if state.moves:
-            raise Violation(f"moves that nobody answers: {state.moves}")
+        if state.moves.going:
+            raise Violation(f"moves that nobody answers: {state.moves.going}")
         object_ = next(iter(state.objects.values()))
         for shard, (owner, term) in enumerate(zip(object_.owners, object_.terms, strict=True)):
             holders = [s.index for s in self.servers if s.alive and s.holds(shard)]
@@ -317,11 +369,19 @@ class _Forgetful(State):
             super()._catch_up_views(member)
 
 
-class _Hasty(State):
-    """A state machine that takes a move to be off when its target is gone."""
+class _HastyMoves(Moves):
+    """Takes a move to be off when its target is gone."""
 
     def _target_gone(self, move: int, v: Moving, why: str) -> None:
-        self._move_over(move, why)
+        self._over(move, why)
+
+
+class _Hasty(State):
+    """A state machine with such moves."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.moves = _HastyMoves(self)
 
 
 class _Impatient(Liveness):
@@ -338,31 +398,103 @@ class Brain:
 
     def __init__(self, world: World, servers: int) -> None:
         self.world = world
-        kind = {"views": _Forgetful, "moves": _Hasty}.get(world.broken, State)
-        read = _like_nothing if world.broken == "alike" else _spec
-        self.state = kind(
-            Terms(CLUSTER, servers, failure_timeout=FAILURE_SECONDS, linger=True), read, lambda a, b: a == b
-        )
-        self.state.new_ledger = LEDGERS.get(world.broken, NotedLedger)
-        self.state.new_barrier = BARRIERS.get(world.broken, Barrier)
-        self.alive = (_Impatient if world.broken == "grace" else Liveness)(FAILURE_SECONDS)
+        self._servers = servers
+        self.alive = self._new_liveness()
         self.connections: dict[int, tuple[Member, int]] = {}  # by number: whose, and which of its connections
         self.of: dict[int, int] = {}  # the connection of each member
+        self.lives = 0
+        self._down = False
+        self._journal: dict[Key, bytes] = {}
+        self._latest: collections.deque[list[Keep]] = collections.deque()  # not on disk yet, where that is broken
+        self._events = 0
         self._sleeps = 0
         self._late: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: dict[str, int] = {}  # the last of each name; earlier ones do not count any more
         self._numbers = itertools.count(1)
         self._operator = 999
+        self._begin()
+        self._look()
+
+    def _new_liveness(self) -> Liveness:
+        return (_Impatient if self.world.broken == "grace" else Liveness)(FAILURE_SECONDS)
+
+    def _begin(self) -> None:
+        """A scheduler process."""
+        self.lives += 1
+        kind = {"views": _Forgetful, "moves": _Hasty}.get(self.world.broken, State)
+        read = _like_nothing if self.world.broken == "alike" else _spec
+        terms = Terms(CLUSTER, self._servers, failure_timeout=FAILURE_SECONDS, linger=True)
+        self.state = kind(terms, read, lambda a, b: a == b)
+        self.state.keeps, self.state.generation = True, self.lives
+        self.state.new_ledger = LEDGERS.get(self.world.broken, NotedLedger)
+        self.state.new_barrier = BARRIERS.get(self.world.broken, Barrier)
+        if self._journal:
+            self.state.restore(dict(self._journal), lambda saving: None)
+            there = {member.incarnation for member in self.world.everybody if member.alive}
+            for member in self.state.returning:
+                self.alive.add(member, self.world.now)
+                if member not in there and member % 4 < 2:  # on its host, where there is no such process
+                    self.alive.gone(member, "its process has ended", self.world.now)
         self._do(self.state.begin())
         self.feed(Came(next(self._numbers), m.Join("operator", self._operator)))
-        self._look()
+
+    def die(self, seconds: float) -> None:
+        """It is killed, and another begins with its journal."""
+        if self._down or self._sleeps:
+            return
+        self.world.counts["schedulers killed"] += 1
+        self._check_journal()
+        self._latest.clear()
+        self._down = True
+        self._timers.clear()
+        self._late.clear()
+        self.connections.clear()
+        self.of.clear()
+        self.alive = self._new_liveness()
+        for member in self.world.everybody:
+            member.lose_beat()
+            member.lose_control()
+        self.world.after(seconds, self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._down = False
+        self.world.note("scheduler", self.lives + 1)
+        self._begin()
+
+    @property
+    def down(self) -> bool:
+        """Whether there is none at the moment."""
+        return self._down
+
+    def _keep(self, actions: list[Action]) -> None:
+        """What is kept is on disk before anything else happens; or the latest is not, where that is broken."""
+        self._latest.append([action for action in actions if isinstance(action, Keep)])
+        while len(self._latest) > (LATE_KEEPS if self.world.broken == "journal" else 0):
+            for one in self._latest.popleft():
+                if one.value is None:
+                    self._journal.pop((one.table, one.key), None)
+                else:
+                    self._journal[one.table, one.key] = one.value
+        self._events += 1
+        if self._events % CHECK_EVERY == 0:
+            self._check_journal()
+
+    def _check_journal(self) -> None:
+        """It is the state, row by row."""
+        if self.world.broken == "journal":
+            return
+        rows = rows_of(self.state)
+        if rows != self._journal:
+            wrong = sorted(key for key in rows.keys() | self._journal.keys() if rows.get(key) != self._journal.get(key))
+            raise Violation(f"the journal has other rows than the state: {wrong[:5]}")
+        self.world.counts["journals checked"] += 1
 
     def feed(self, event: Event) -> None:
         self.world.note(event)
         app = self.state.apps.get(APP)
         barrier = 0 if app is None else app.barrier.number
         actions = self.state.handle(event)
-        if app is not None:
+        if app is not None and not isinstance(event, Came):  # who comes back may say that one was passed before
             check_passing(self.world, app, barrier)
         self._do(actions)
 
@@ -377,7 +509,9 @@ class Brain:
             self._late.popleft()()
 
     def awake(self, do: Callable[[], None]) -> None:
-        """Now, or when it is awake again."""
+        """Now, or when it is awake again; never, if there is none."""
+        if self._down:
+            return
         if self._sleeps:
             self._late.append(do)
         else:
@@ -394,10 +528,16 @@ class Brain:
         self.world.after(self.alive.period, self._look)
 
     def move(self, shard: int, server: int) -> None:
-        if self.state.objects:
+        if self.state.objects and not self._down:
             self.feed(Said(self._operator, m.Move(next(self._numbers), f"{APP}/w", shard, server)))
 
+    def drain(self, server: int) -> None:
+        if self.state.ever_started and not self._down:
+            self.world.counts["drains asked for"] += 1
+            self.feed(Said(self._operator, m.Drain(next(self._numbers), server)))
+
     def _do(self, actions: list[Action]) -> None:
+        self._keep(actions)
         for action in actions:
             match action:
                 case Admit(connection, member):
@@ -406,6 +546,10 @@ class Brain:
                         self.alive.add(member, self.world.now)
                 case Refuse(connection, message):
                     self._send(connection, message)
+                case Defer(connection):
+                    self.world.counts["joins that wait"] += 1
+                    if (waits := self.connections.pop(connection, None)) is not None:
+                        self.world.after(0.001, lambda there=waits: there[0].closed(there[1]))  # type: ignore[misc]
                 case Tell(member, message) if member in self.of:
                     self._send(self.of[member], message)
                 case Cut(member):
@@ -418,14 +562,14 @@ class Brain:
                     raise Violation("the cluster ended")
                 case Log(_, text):
                     self.world.counts["apps that grew"] += " grows from " in text
-                case Tell():
+                case Tell() | Keep():
                     pass
 
     def _set_timer(self, name: str, seconds: float | None) -> None:
         number = self._timers[name] = next(self._numbers)
 
         def fire() -> None:
-            if self._timers[name] == number:
+            if self._timers.get(name) == number:
                 self.feed(Fired(name))
 
         if seconds is not None:
@@ -517,7 +661,7 @@ class Member:
     def _connect(self) -> None:
         if not self.alive or self.out:
             return
-        if not self.reachable():
+        if not self.reachable() or self.world.brain.down:
             self.world.after(0.2, self._connect)
             return
         self._number += 1
@@ -629,24 +773,40 @@ class Server(Member):
         self.gates = Gates(APP, world)
         self._since: dict[int, int] = {}  # by incarnation
         self._cancelled: set[int] = set()  # moves
+        self._moved: dict[int, str] = {}  # what became of moves
 
     def join(self) -> m.Join:
-        return m.Join("server", self.incarnation, rank=self.index, addresses=[f"unix://@{self.index}"], pid=1)
+        rank = self.index if self.index < SERVERS else None  # who joins later takes the number that it is given
+        return m.Join("server", self.incarnation, rank=rank, addresses=[f"unix://@{self.index}"], pid=1)
 
     def begin(self) -> None:
         self.shards.clear()
         self.moved.clear()
+        self._moved.clear()
         self.gates = Gates(APP, self.world)
         super().begin()
+
+    def is_gone(self) -> bool:
+        """Whether it is no member, and will not be."""
+        return self.index not in self.world.brain.state.servers and (self.out or not self.alive)
 
     def holds(self, shard: int) -> bool:
         return shard in self.shards and shard not in self.moved
 
     def heard(self, message: m.Message) -> None:
         match message:
-            case m.Welcome():
+            case m.Welcome(_, index):
+                if index != self.index:
+                    raise Violation(f"{self.name} was given number {index}")
                 self.tell(m.Ready())
                 self._will_know_the_view(self._number)
+            case m.Retire():
+                owners = [owner for object_ in self.world.brain.state.objects.values() for owner in object_.owners]
+                if self.index in owners:
+                    raise Violation(f"{self.name} is to end, and has shards")
+                self.world.counts["servers drained"] += 1
+                self.alive = False
+                self.lose_beat()
             case m.MoveShard():
                 self._move(message)
             case m.CancelMove():
@@ -673,7 +833,8 @@ class Server(Member):
         """Numbers go up, and what a view says does not change; a connection that was re-made repeats the last one."""
         before, self.view = self.view, view
         self.gates.hear(view)
-        if before is not None and (view.number < before.number or (view.number == before.number and view != before)):
+        same = before is not None and msgspec.structs.replace(view, servers=before.servers) == before
+        if before is not None and (view.number < before.number or (view.number == before.number and not same)):
             raise Violation(f"{self.name} was shown view {view.number} after {before.number}")
         if before is not None and view.started < before.started:
             raise Violation(f"{self.name}: the app started with view {view.started} after {before.started}")
@@ -726,6 +887,9 @@ class Server(Member):
                 answer("ok")
 
     def _move(self, order: m.MoveShard) -> None:
+        if (over := self._moved.get(order.move)) is not None:
+            self._answer(order.move, over)
+            return
         self.attach(order.runs, order.object)
         shard = order.shard + SHARDS * (order.object - 1)
         there = self.shards.get(shard)
@@ -747,13 +911,16 @@ class Server(Member):
             if ok:
                 target.shards[shard] = there.copy(order.term, records=self.world.broken != "records")
                 target.moved.pop(shard, None)
+                if self.world.broken != "crowd":
+                    target.gates.workers.hear(self.gates.workers)
                 if order.object == 1:
                     gate = self.gates.gates.pop(shard, None)
                     target.gates.hold(shard, None if self.world.broken == "clocks" else gate)
                 self.moved[shard] = (order.server, order.term)
                 del self.shards[shard]
                 self.world.counts["moves done"] += 1
-            self._answer(order.move, "" if ok else "out of reach")
+            self._moved[order.move] = "" if ok else "out of reach"
+            self._answer(order.move, self._moved[order.move])
 
         self.world.after(COPY_SECONDS, arrive)
 
@@ -800,7 +967,10 @@ class Worker(Member):
         rank = self.rank if self._starts == 1 else None  # a replacement takes the rank that it is given
         loss, app = self.world.on_worker_loss, self.world.brain.state.apps.get(APP)
         size = max(self.world_size, 0 if app is None else app.world_size)  # who starts a worker knows what has grown
-        return m.Join("worker", self.incarnation, APP, rank, size, pid=1, on_worker_loss=loss)
+        join = m.Join("worker", self.incarnation, APP, rank, size, pid=1, on_worker_loss=loss)
+        if self.arriving is None:
+            return join
+        return msgspec.structs.replace(join, barrier=self.arriving.number, reduced=self.arriving.reduced)
 
     def begin(self) -> None:
         if self.alive:
@@ -838,6 +1008,7 @@ class Worker(Member):
                 if len({peer.index for peer in message.workers}) != len(message.workers):
                     raise Violation("two workers have one rank")
                 first, self.view = self.view == 0, number
+                self.tell(m.KnowsServers(len(message.servers)))
                 if first:
                     self._open()
                     self._push(self.incarnation)
@@ -852,6 +1023,10 @@ class Worker(Member):
                 self._learn(placed[0].runs)
             case m.ShardMoved(1, shard, server, term) if self._owners:
                 self.moved(shard, server, term)
+            case m.Servers(servers):
+                self.tell(m.KnowsServers(len(servers)))
+            case m.Gone(index):
+                self._go_on_elsewhere(index)
 
     def _open(self) -> None:
         self.tell(m.Open(1, b"w"))
@@ -896,6 +1071,16 @@ class Worker(Member):
             self.world.counts["pushes"] += 1
             self._send()
         self.world.after(self.world.random.expovariate(20), lambda: self._push(incarnation))
+
+    def _go_on_elsewhere(self, server: int) -> None:
+        """It is no more: what waited for it goes to whoever has the shards by now."""
+        gone = self._boxes.pop(server, None)
+        if gone is None:
+            return
+        for request, (shard, _, _) in self._requests.items():
+            if gone.find(request) is not None and self._owners[shard] != server:
+                self._box(self._owners[shard]).add(request, request)
+        self._send()
 
     def _box(self, server: int) -> _core.Outbox:
         return self._boxes.setdefault(server, _core.Outbox())

@@ -293,7 +293,7 @@ bool Lane::answer_part(Trip::Part* part, Code code, const PartAnswer& answer, co
   } else if (code != Code::kOk) {
     const bool fine = trip.payload->refused(part->part, code);
     if (!fine && trip.status.ok())
-      trip.status = Status(code, links_.servers()[server_] + ": " + wire::printable(answer.body));
+      trip.status = Status(code, links_.address(server_) + ": " + wire::printable(answer.body));
   }
   part->answered = true;
   --trip.unanswered;
@@ -307,7 +307,7 @@ bool Lane::follow(const Trip::Part& part, Code code, const PartAnswer& answer) {
   uint32_t shard = 0;
   Owners* const owners = in_trip_->payload->owners(part.part, &shard);
   if (owners == nullptr || (code == Code::kNotFound && !owners->has_moved(shard))) return false;
-  if (code == Code::kStaleMap && answer.value < links_.servers().size())
+  if (code == Code::kStaleMap && answer.value < links_.servers())
     owners->learn(shard, {static_cast<uint32_t>(answer.value), answer.term});
   std::lock_guard lock(mutex_);
   redirected_.push_back(in_trip_->redirect(part, server_, in_trip_->repeated));
@@ -328,7 +328,7 @@ bool Lane::welcomed(Code code, const std::string& said) {
     return false;
   }
   if (code != Code::kOk) {
-    status = Status(code, links_.servers()[server_] + ": " + wire::printable(said));
+    status = Status(code, links_.address(server_) + ": " + wire::printable(said));
   } else {
     status = decode(said, &welcome);
     if (status.ok()) status = links_.welcomed(server_, welcome);

@@ -18,21 +18,41 @@ constexpr int64_t kIdleNs = 1000 * kMs;   // how often the thread wakes up when 
 
 Links::Links(std::vector<std::string> servers, std::string app, uint32_t rank, uint32_t world_size, int checksums,
              bool shares, uint64_t cluster, uint64_t incarnation)
-    : servers_(std::move(servers)),
-      app_(std::move(app)),
+    : app_(std::move(app)),
       rank_(rank),
       world_size_(world_size),
       checksums_(checksums),
       shares_(shares),
       cluster_(cluster),
+      servers_max_(cluster != 0 ? std::max(limits::kServersMax, static_cast<uint32_t>(servers.size()))
+                                : static_cast<uint32_t>(servers.size())),
       incarnation_(incarnation != 0 ? incarnation : os::random_u64()),
-      peers_(std::make_unique<Peer[]>(servers_.size())) {
-  for (uint32_t s = 0; s < servers_.size(); ++s) {
-    for (uint8_t n = 0; n < limits::kLanes; ++n) {
-      lanes_.push_back(std::make_unique<Lane>(*this, s, n));
-      wanted_.push_back({s, n});
-    }
+      peers_(std::make_unique<std::unique_ptr<Peer>[]>(servers_max_)),
+      lanes_(std::make_unique<std::unique_ptr<Lane>[]>(size_t{servers_max_} * limits::kLanes)) {
+  for (const std::string& server : servers) add(count_, server);
+}
+
+void Links::add(uint32_t server, const std::string& address) {
+  peers_[server] = std::make_unique<Peer>();
+  peers_[server]->address = address;
+  for (uint8_t n = 0; n < limits::kLanes; ++n)
+    lanes_[server * limits::kLanes + n] = std::make_unique<Lane>(*this, server, n);
+  count_.store(server + 1, std::memory_order_release);
+  std::lock_guard lock(dial_mutex_);
+  for (uint8_t n = 0; n < limits::kLanes; ++n) wanted_.push_back({server, n});
+}
+
+Status Links::grow(const std::vector<std::string>& servers) {
+  {
+    std::lock_guard lock(growing_);
+    if (stopped_) return {};
+    if (servers.size() > servers_max_)
+      return Status(Code::kResourceExhausted, "servers: at most " + std::to_string(servers_max_));
+    for (uint32_t s = this->servers(); s < servers.size(); ++s) add(s, servers[s]);
   }
+  dial_wanted_.notify_all();
+  changed();
+  return {};
 }
 
 Links::~Links() = default;
@@ -41,8 +61,11 @@ void Links::start() {
   running_ = 1;
   const auto run_until_stopped = [self = shared_from_this()] {
     self->run();
-    std::vector<uint32_t> all(self->servers_.size());
-    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    std::vector<uint32_t> all;
+    {
+      std::lock_guard lock(self->growing_);  // none comes from now on
+      for (uint32_t i = 0; i < self->servers(); ++i) all.push_back(i);
+    }
     self->give_up(all, Status(Code::kClosed, "the cluster has been closed"));
     (void)self->wake_rested(0, true);
     self->running_.store(0, std::memory_order_release);
@@ -50,7 +73,7 @@ void Links::start() {
   };
   if (start_detached(run_until_stopped)) return;
   running_ = 0;
-  for (uint32_t i = 0; i < servers_.size(); ++i)
+  for (uint32_t i = 0; i < servers(); ++i)
     lost(i, Status(Code::kResourceExhausted, "connect: no thread to be had for the connections"));
 }
 
@@ -93,14 +116,14 @@ void Links::run() {
     }
     busy = false;
     const int64_t now = os::now_ns();
-    for (const auto& lane : lanes_) {
-      if (lane->idle() && !lane->has_freed()) continue;
+    each_lane([&](Lane& lane) {
+      if (lane.idle() && !lane.has_freed()) return;
       busy = true;
-      if (!lane->try_lead(true)) continue;
-      lane->maintain(now);
-      lane->pump_send();
-      lane->unlead();
-    }
+      if (!lane.try_lead(true)) return;
+      lane.maintain(now);
+      lane.pump_send();
+      lane.unlead();
+    });
     rested_ns = wake_rested(now, false);
   }
 }
@@ -124,9 +147,9 @@ std::shared_ptr<Owners> Links::owners(const Map& map, uint32_t shards) {
 
 Status Links::moved(uint32_t object, uint32_t shard, uint32_t server, uint32_t term) {
   const std::string what = "moved: object " + std::to_string(object) + ", shard " + std::to_string(shard);
-  if (server >= servers_.size())
+  if (server >= servers())
     return Status(Code::kInvalidArgument,
-                  what + ": server " + std::to_string(server) + " of " + std::to_string(servers_.size()));
+                  what + ": server " + std::to_string(server) + " of " + std::to_string(servers()));
   {
     std::lock_guard lock(owners_mutex_);
     if (const auto it = owners_.find(object); it == owners_.end()) {
@@ -139,14 +162,14 @@ Status Links::moved(uint32_t object, uint32_t shard, uint32_t server, uint32_t t
       it->second->learn(shard, {server, term});
     }
   }
-  for (const auto& lane : lanes_) {
-    if (lane->server() != server) lane->release_moved();
-  }
+  each_lane([&](Lane& lane) {
+    if (lane.server() != server) lane.release_moved();
+  });
   return {};
 }
 
 Lane& Links::submit_redirected(const Ref<Trip>& trip, uint32_t server) {
-  (trip->patient ? peers_[server].patient : peers_[server].under_way).fetch_add(1, std::memory_order_seq_cst);
+  (trip->patient ? peers_[server]->patient : peers_[server]->under_way).fetch_add(1, std::memory_order_seq_cst);
   return submit(trip, server);
 }
 
@@ -189,7 +212,7 @@ int64_t Links::wake_rested(int64_t now_ns, bool all) {
 
 void Links::want_dial(const Lane& lane, const std::string& why) {
   {
-    Peer& peer = peers_[lane.server()];
+    Peer& peer = *peers_[lane.server()];
     std::lock_guard lock(peer.mutex);
     peer.trouble = why;
   }
@@ -202,7 +225,7 @@ void Links::want_dial(const Lane& lane, const std::string& why) {
 
 void Links::rest_before_dial(uint32_t server) {
   std::lock_guard lock(dial_mutex_);
-  peers_[server].dial_after_ns = os::now_ns() + kNotYetNs;
+  peers_[server]->dial_after_ns = os::now_ns() + kNotYetNs;
 }
 
 bool Links::need_dial(Wanted* wanted) {
@@ -214,8 +237,8 @@ bool Links::need_dial(Wanted* wanted) {
         const int64_t now = os::now_ns();
         int64_t next = limits::kNoDeadline;
         const auto due = std::find_if(wanted_.begin(), wanted_.end(), [&](const Wanted& w) {
-          next = std::min(next, peers_[w.server].dial_after_ns);
-          return peers_[w.server].dial_after_ns <= now;
+          next = std::min(next, peers_[w.server]->dial_after_ns);
+          return peers_[w.server]->dial_after_ns <= now;
         });
         if (due != wanted_.end()) {
           *wanted = *due;
@@ -234,8 +257,8 @@ bool Links::need_dial(Wanted* wanted) {
 
 void Links::lost(uint32_t server, const Status& status) {
   {
-    std::lock_guard lock(peers_[server].mutex);
-    if (peers_[server].lost.ok()) peers_[server].lost = status;
+    std::lock_guard lock(peers_[server]->mutex);
+    if (peers_[server]->lost.ok()) peers_[server]->lost = status;
   }
   give_up({server}, status);
   changed();
@@ -260,11 +283,10 @@ void Links::give_up(const std::vector<uint32_t>& servers, const Status& status) 
 }
 
 Status Links::welcomed(uint32_t server, const Welcome& welcome) {
-  Peer& peer = peers_[server];
+  Peer& peer = *peers_[server];
   uint64_t before = 0;
   if (!peer.incarnation.compare_exchange_strong(before, welcome.incarnation) && before != welcome.incarnation) {
-    return Status(Code::kServerLost,
-                  servers_[server] + " was started again and has lost what it held; connect() again");
+    return Status(Code::kServerLost, address(server) + " was started again and has lost what it held; connect() again");
   }
   peer.app = welcome.app;
   return {};
@@ -279,14 +301,14 @@ void Links::became_ready() { changed(); }
 
 void Links::trip_over(uint32_t server, bool patient) {
   if (patient) {
-    peers_[server].patient.fetch_sub(1, std::memory_order_seq_cst);
+    peers_[server]->patient.fetch_sub(1, std::memory_order_seq_cst);
     return;
   }
-  if (peers_[server].under_way.fetch_sub(1, std::memory_order_seq_cst) == limits::kWindowMax) changed();
+  if (peers_[server]->under_way.fetch_sub(1, std::memory_order_seq_cst) == limits::kWindowMax) changed();
 }
 
 bool Links::all_lost() {
-  for (uint32_t server = 0; server < servers_.size(); ++server) {
+  for (uint32_t server = 0; server < servers(); ++server) {
     if (lost(server).ok()) return false;
   }
   return true;
@@ -298,12 +320,12 @@ Status Links::wait_ready(int64_t deadline_ns) {
   for (;;) {
     const uint32_t seen = changes_.load(std::memory_order_seq_cst);
     const Lane* missing = nullptr;
-    for (const auto& lane : lanes_) {
-      const Status gone = lost(lane->server());
-      if (gone.code() == Code::kServerLost && cluster_ != 0 && !all_lost()) continue;
-      if (!lane->ready()) missing = lane.get();
+    each_lane([&](const Lane& lane) {
+      const Status gone = lost(lane.server());
+      if (gone.code() == Code::kServerLost && cluster_ != 0 && !all_lost()) return;
+      if (!lane.ready()) missing = &lane;
       if (status.ok()) status = gone;
-    }
+    });
     if (missing == nullptr || !status.ok()) break;
     const int64_t left = deadline_ns - os::now_ns();
     if (left <= 0) {
@@ -322,7 +344,7 @@ Status Links::reserve(std::vector<uint32_t> servers, const std::string& what, in
   Status status;
   size_t done = 0;
   for (; done < servers.size() && status.ok(); ++done) {
-    Peer& peer = peers_[servers[done]];
+    Peer& peer = *peers_[servers[done]];
     for (;;) {
       const uint32_t seen = changes_.load(std::memory_order_seq_cst);
       status = lost(servers[done]);
@@ -430,35 +452,37 @@ bool Links::wait(Future& work, const std::vector<Lane*>& lanes, int64_t deadline
 }
 
 std::string Links::phase(uint32_t server) {
-  Peer& peer = peers_[server];
+  Peer& peer = *peers_[server];
   bool ready = true, known = peer.incarnation != 0;
   for (uint8_t n = 0; n < limits::kLanes; ++n) ready = ready && lane(server, n).ready();
-  if (ready) return "waiting for " + servers_[server];
+  if (ready) return "waiting for " + address(server);
   std::lock_guard lock(peer.mutex);
-  return (known ? "connecting again to " : "connecting to ") + servers_[server] +
+  return (known ? "connecting again to " : "connecting to ") + address(server) +
          (peer.trouble.empty() ? "" : " (" + peer.trouble + ")");
 }
 
 void Links::trouble(uint32_t server, const std::string& why) {
-  std::lock_guard lock(peers_[server].mutex);
-  peers_[server].trouble = why;
+  std::lock_guard lock(peers_[server]->mutex);
+  peers_[server]->trouble = why;
 }
 
 void Links::say_goodbye() {
-  for (const auto& lane : lanes_) {
-    if (lane->number() == 0) lane->say_goodbye();
-  }
+  each_lane([](Lane& lane) {
+    if (lane.number() == 0) lane.say_goodbye();
+  });
 }
 
 Hello Links::hello(const Lane& lane) const {
+  std::vector<std::string> list;  // in a cluster the scheduler says who belongs to it
+  for (uint32_t s = 0; cluster_ == 0 && s < servers(); ++s) list.push_back(address(s));
   return {.rank = rank_,
           .world_size = world_size_,
           .lane = lane.number(),
           .index = lane.server(),
-          .known = peers_[lane.server()].incarnation,
+          .known = peers_[lane.server()]->incarnation,
           .cluster = cluster_,
           .app = app_,
-          .servers = servers_};
+          .servers = std::move(list)};
 }
 
 }  // namespace windlass

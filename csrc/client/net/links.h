@@ -37,7 +37,11 @@ class Links : public std::enable_shared_from_this<Links> {
   void stop();                      // ends it and everything under way
   bool ended(int64_t deadline_ns);  // waits for the thread's end
 
-  const std::vector<std::string>& servers() const { return servers_; }
+  // How many servers there are, lost ones included. In a cluster with a scheduler more may come: grow() makes room for
+  // those it is told of, in the order of their numbers. Whoever goes through all of them may miss the latest.
+  uint32_t servers() const { return count_.load(std::memory_order_acquire); }
+  const std::string& address(uint32_t server) const { return peers_[server]->address; }
+  Status grow(const std::vector<std::string>& servers);
   const std::string& app() const { return app_; }
   uint64_t incarnation() const { return incarnation_; }
   uint32_t rank() const { return rank_; }
@@ -74,15 +78,15 @@ class Links : public std::enable_shared_from_this<Links> {
   void set_renew(Renew renew) { renew_ = std::move(renew); }
   // Breaks the connections to servers that have been told of any of that memory; everything is then sent again.
   void break_if_told(const std::vector<std::shared_ptr<const Segment>>& segments) {
-    for (const auto& lane : lanes_) lane->break_if_told(segments);
+    each_lane([&](Lane& lane) { lane.break_if_told(segments); });
   }
   // Waits until every lane is ready, or one server is lost. In a cluster with a scheduler those that it has given up do
   // not count, unless they are all.
   Status wait_ready(int64_t deadline_ns);
   // Why there is no use in asking a server any more; ok if there is.
   Status lost(uint32_t server) {
-    std::lock_guard lock(peers_[server].mutex);
-    return peers_[server].lost;
+    std::lock_guard lock(peers_[server]->mutex);
+    return peers_[server]->lost;
   }
 
   // To send trips: reserve() takes a place in each server's window, then submit() queues each trip, in order; somebody
@@ -120,7 +124,7 @@ class Links : public std::enable_shared_from_this<Links> {
   Status welcomed(uint32_t server, const Welcome& welcome);  // an error: it is not the same server
   void became_ready();
   void trip_over(uint32_t server, bool patient);
-  uint32_t app_number(uint32_t server) const { return peers_[server].app.load(std::memory_order_relaxed); }
+  uint32_t app_number(uint32_t server) const { return peers_[server]->app.load(std::memory_order_relaxed); }
   uint64_t next_request() { return next_request_.fetch_add(1, std::memory_order_relaxed); }
   Hello hello(const Lane& lane) const;
   bool checksums(int fd) const { return checksums_ < 0 ? !os::same_host(fd) : checksums_ != 0; }
@@ -135,6 +139,7 @@ class Links : public std::enable_shared_from_this<Links> {
 
  private:
   struct Peer {
+    std::string address;
     std::atomic<uint32_t> app{0};
     std::atomic<uint64_t> incarnation{0};
     std::atomic<uint32_t> under_way{0}, patient{0};
@@ -143,6 +148,12 @@ class Links : public std::enable_shared_from_this<Links> {
     std::string trouble;        // why the last connection broke
     int64_t dial_after_ns = 0;  // with dial_mutex_
   };
+  template <class Visit>
+  void each_lane(Visit visit) const {
+    const size_t n = size_t{servers()} * limits::kLanes;
+    for (size_t i = 0; i < n; ++i) visit(*lanes_[i]);
+  }
+  void add(uint32_t server, const std::string& address);
   void run();
   int64_t wake_rested(int64_t now_ns, bool all);
   void give_up(const std::vector<uint32_t>& servers, const Status& status);
@@ -150,12 +161,12 @@ class Links : public std::enable_shared_from_this<Links> {
   void lead(Future& work, const std::vector<Lane*>& lanes, int64_t deadline_ns, const std::atomic<uint32_t>& sent_on,
             uint32_t seen, bool patient);
 
-  const std::vector<std::string> servers_;
   const std::string app_;
   const uint32_t rank_, world_size_;
   const int checksums_;  // of numbers: 0 never, 1 always, -1 except over Unix sockets
   const bool shares_;
   const uint64_t cluster_;
+  const uint32_t servers_max_;  // places for them: as many as there are, where no more can come
   const uint64_t incarnation_;  // random, unless the cluster has given the worker one
   int stall_ms_ = limits::kStallMs;
   std::mutex catalogue_mutex_;
@@ -164,8 +175,10 @@ class Links : public std::enable_shared_from_this<Links> {
   Renew renew_;
   std::mutex giving_up_;                   // one give_up() at a time
   std::atomic<uint64_t> next_request_{2};  // 1 is hello
-  std::unique_ptr<Peer[]> peers_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::mutex growing_;
+  std::atomic<uint32_t> count_{0};
+  std::unique_ptr<std::unique_ptr<Peer>[]> peers_;
+  std::unique_ptr<std::unique_ptr<Lane>[]> lanes_;
   os::Watch watch_;
   std::atomic<bool> stopped_{false};
   std::atomic<uint32_t> running_{0};

@@ -103,8 +103,9 @@ Status StepCall::start(How how, int64_t deadline_ns) {
   // If an iteration ends, every server may have something to close.
   std::vector<uint32_t> others = told_;
   if (ends_ && session_->may_close()) {
-    others.resize(remote_.links().servers().size());
+    others.resize(remote_.links().servers());
     std::iota(others.begin(), others.end(), 0);
+    hear_end_ = others;
   }
   for (const uint32_t server : others) (void)remote_.trip_to(plan_, server);
   if (status.ok() && remote_.trips() != 0) status = remote_.reserve(verb_, deadline_ns);
@@ -132,9 +133,7 @@ void StepCall::begin() {
   if (ends_) {
     Session::Ended ended = session_->end_iteration();
     if (session_->must_tell(ended)) {
-      std::vector<uint32_t> all(remote_.links().servers().size());
-      std::iota(all.begin(), all.end(), 0);
-      tell(ended.clock, std::move(ended.open), std::move(all));
+      tell(ended.clock, std::move(ended.open), hear_end_);
       for (ClosingShards& closing : ended.closing) {
         Member& member = members_.emplace_back();
         member.call = Ref<Call>(new CloseCall(session_, std::move(closing), clock_));

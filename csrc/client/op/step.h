@@ -95,7 +95,7 @@ class StepCall final : public Future, public Payload {
   bool ends_ = false;
   bool ticks_ = false;
   uint64_t clock_ = 0;
-  std::vector<uint32_t> open_, told_;
+  std::vector<uint32_t> open_, told_, hear_end_;
   std::optional<Unsettled> unsettled_;
   bool waited_for_ = false;
   std::atomic<bool> given_up_{false};

@@ -79,7 +79,7 @@ class VectorCall final : public Call {
     if ((answer.flags & wire::kApart) == 0) return {};
     if (other_ == nullptr) return Status(Code::kProtocolError, "apart, but there is no other tensor");
     const auto server = static_cast<uint32_t>(answer.value), term = static_cast<uint32_t>(answer.value >> 32);
-    if (server < remote_->links().servers().size()) other_->owners()->learn(shards_[part], {server, term});
+    if (server < remote_->links().servers()) other_->owners()->learn(shards_[part], {server, term});
     std::lock_guard lock(mutex_);
     apart_.push_back(shards_[part]);
     why_ = wire::printable(answer.body);

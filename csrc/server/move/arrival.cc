@@ -43,6 +43,7 @@ Status Arrival::take(const Chunk& chunk, const std::byte* body) {
     case Chunk::kRecords: return take_records(chunk, body);
     case Chunk::kGate: return take_gate(chunk, body);
     case Chunk::kPush: return take_push(chunk, body);
+    case Chunk::kCrowd: return take_crowd(chunk, body);
     case Chunk::kEnd: return end(chunk, body);
     default: return wrong("one begin; another at chunk", 0, chunk.number);
   }
@@ -96,10 +97,14 @@ Status Arrival::take_array(const Chunk& chunk, const std::byte* body) {
   if (chunk.items != next_array_ || next_array_ >= arrays_.size())
     return wrong("array number, of " + std::to_string(arrays_.size()), next_array_, chunk.items);
   const Tensor::Piece& array = arrays_[next_array_];
-  if (chunk.bytes != array.bytes)
-    return wrong("bytes of array " + std::to_string(next_array_), array.bytes, chunk.bytes);
-  if (array.bytes != 0) std::memcpy(array.data, body, array.bytes);
-  ++next_array_;
+  const uint64_t expected = std::min<uint64_t>(array.bytes - array_at_, limits::kShardChunkBytesMax);
+  if (chunk.bytes != expected) return wrong("bytes of array " + std::to_string(next_array_), expected, chunk.bytes);
+  if (expected != 0) std::memcpy(array.data + array_at_, body, expected);
+  array_at_ += expected;
+  if (array_at_ == array.bytes) {
+    array_at_ = 0;
+    ++next_array_;
+  }
   return {};
 }
 
@@ -146,6 +151,11 @@ Status Arrival::take_gate(const Chunk& chunk, const std::byte* body) {
   return decode(body, chunk.bytes, os::now_ns(), gate_.get());
 }
 
+Status Arrival::take_crowd(const Chunk& chunk, const std::byte* body) {
+  if (!crowd_.empty() || gate_ != nullptr) return wrong("crowds", 1, 2);
+  return decode(body, chunk.bytes, chunk.items, &crowd_);
+}
+
 Status Arrival::take_push(const Chunk& chunk, const std::byte* body) {
   if (gate_ == nullptr || !object_->spec().sync().rounds()) return wrong("pushes that wait", 0, 1);
   if (rounds_ == nullptr) rounds_ = std::make_unique<BspUpdates>(&object_->staging());
@@ -161,6 +171,8 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
   const uint64_t rows = object_->table() != nullptr ? object_->table()->rows(chunk.shard) : 0;
   if (end.rows != rows) return wrong("rows", end.rows, rows);
   if (object_->spec().sync().gated() && gate_ == nullptr) return wrong("gates", 1, 0);
+  // This server may have joined after workers had come and ticked: it waits for whom the source waited for.
+  const bool heard = object_->workers()->hear(crowd_);
   with_turn(shard_->turn, [&] {
     shard_->version = end.version;
     shard_->count = end.count;
@@ -174,6 +186,7 @@ Status Arrival::end(const Chunk& chunk, const std::byte* body) {
     object_->set_view(*shard_, chunk.shard, object_->workers()->view(object_->map().object));
   });
   complete_ = true;
+  if (heard) host_.server().tell_gates(object_->workers());
   return {};
 }
 

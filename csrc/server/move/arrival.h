@@ -38,6 +38,7 @@ class Arrival {
   Status take_records(const Chunk& chunk, const std::byte* body);
   Status take_gate(const Chunk& chunk, const std::byte* body);
   Status take_push(const Chunk& chunk, const std::byte* body);
+  Status take_crowd(const Chunk& chunk, const std::byte* body);
   Status end(const Chunk& chunk, const std::byte* body);
   Status wrong(const std::string& what, uint64_t expected, uint64_t seen) const;
 
@@ -50,8 +51,9 @@ class Arrival {
   bool complete_ = false;
   bool closed_ = false;
   std::vector<Tensor::Piece> arrays_;
-  size_t next_array_ = 0;
+  size_t next_array_ = 0, array_at_ = 0;  // and how much of it has come
   std::vector<Record> records_;
+  std::vector<Workers::Heard> crowd_;
   std::unique_ptr<Gate> gate_;
   std::unique_ptr<BspUpdates> rounds_;
 };

@@ -84,8 +84,14 @@ Status Departure::next(Pieces* pieces, bool* more) {
         if (object_->table() != nullptr) {
           copy_changes();
         } else if (next_array_ < arrays_.size()) {
-          const Tensor::Piece& array = arrays_[next_array_];
-          give(Chunk::kArray, static_cast<uint32_t>(next_array_++), array.data, array.bytes);
+          const Tensor::Piece& array = arrays_[next_array_];  // of a shard that a rule wants whole it may be large
+          const size_t bytes = std::min(array.bytes - array_at_, limits::kShardChunkBytesMax);
+          give(Chunk::kArray, static_cast<uint32_t>(next_array_), array.data + array_at_, bytes);
+          array_at_ += bytes;
+          if (array_at_ == array.bytes) {
+            array_at_ = 0;
+            ++next_array_;
+          }
         } else {
           phase_ = kRecords;
         }
@@ -105,9 +111,16 @@ Status Departure::next(Pieces* pieces, bool* more) {
           const std::string& body = records_[next_records_];
           give(Chunk::kRecords, counts_[next_records_++], body.data(), body.size());
         } else {
-          phase_ = shard_.gate != nullptr ? kGate : kEnd;
+          phase_ = shard_.gate != nullptr ? kCrowd : kEnd;
         }
         break;
+      case kCrowd: {
+        uint32_t items = 0;
+        body_ = encode(object_->workers()->heard(), &items);
+        give(Chunk::kCrowd, items, body_.data(), body_.size());
+        phase_ = kGate;
+        break;
+      }
       case kGate:
         with_turn(shard_.turn, [&] {
           body_ = encode(*shard_.gate, os::now_ns());

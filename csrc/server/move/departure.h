@@ -48,7 +48,7 @@ class Departure {
   void abort();
 
  private:
-  enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kGate, kPushes, kEnd, kOver };
+  enum Phase { kBegin, kCopy, kChanges, kFreeze, kRest, kErased, kRecords, kCrowd, kGate, kPushes, kEnd, kOver };
 
   Departure(std::shared_ptr<ServedObject> object, uint32_t shard, uint32_t server, uint32_t term)
       : object_(std::move(object)), index_(shard), server_(server), term_(term), shard_(*object_->find(shard)) {}
@@ -74,9 +74,9 @@ class Departure {
   size_t rounds_ = 0;
   std::vector<uint64_t> gone_;  // keys whose rows were erased
   std::vector<Tensor::Piece> arrays_;
-  size_t next_array_ = 0;
-  std::vector<std::string> records_;  // bodies
-  std::vector<uint32_t> counts_;      // of each
+  size_t next_array_ = 0, array_at_ = 0;  // and how much of it was sent
+  std::vector<std::string> records_;      // bodies
+  std::vector<uint32_t> counts_;          // of each
   size_t next_records_ = 0;
   uint64_t all_records_ = 0;
   std::vector<std::string> pushes_;  // bodies: what waits for its update

@@ -361,8 +361,8 @@ TEST(a_shard_may_come_to_a_server_of_a_cluster_before_any_client_has_told_it_of_
   for (const uint64_t cluster : {uint64_t{7}, uint64_t{0}}) {
     for (const uint32_t term : {1u, 3u}) {  // of what else should be there
       Host source(1, kNoLimit), target(1, kNoLimit);
-      source.set_cluster(cluster);
-      target.set_cluster(cluster);
+      source.set_cluster(cluster, 0);
+      target.set_cluster(cluster, 1);
       Hello hello = hello_as(0, "app", {"x:1", "y:2"}, 0);
       hello.cluster = cluster;
       if (cluster != 0) source.set_view("app", 1, {{0, kSession, true}}, {});

@@ -547,10 +547,15 @@ std::vector<std::string> BspUpdates::copy(const Gate& gate, const Target& target
       numbers.clear();
       head.items = 0;
     };
-    for (const Span& s : push.spans) {
-      items.append(reinterpret_cast<const char*>(&s), 2 * sizeof(uint64_t));
-      numbers.append(reinterpret_cast<const char*>(push.numbers + s.at * size), s.n * size);
-      ++head.items;
+    for (const Span& s : push.spans) {  // a shard that a rule wants whole may have more than fits
+      for (uint64_t done = 0; done < s.n;) {
+        if (numbers.size() + size > bytes_max) end();
+        const uint64_t part[2] = {s.first + done, std::min<uint64_t>(s.n - done, (bytes_max - numbers.size()) / size)};
+        items.append(reinterpret_cast<const char*>(part), sizeof part);
+        numbers.append(reinterpret_cast<const char*>(push.numbers + (s.at + done) * size), part[1] * size);
+        ++head.items;
+        done += part[1];
+      }
     }
     const size_t row = target.table != nullptr ? target.table->spec().dim * size : 0;
     for (const Keyed& k : push.keyed) {
