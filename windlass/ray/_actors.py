@@ -239,6 +239,8 @@ class Caller:
         """What the function returns. Whatever clusters it has left open are closed."""
         from windlass._client.open_clusters import close_all
 
+        for name in _NOT_INHERITED:
+            os.environ.pop(name, None)
         os.environ.update(environment)
         os.environ["WINDLASS_TOKEN"] = how.token.decode()
         failed = True

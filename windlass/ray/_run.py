@@ -1,11 +1,12 @@
 """A run on Ray from beginning to end: its room, its lives, and what came of it."""
 
 import contextlib
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from windlass._errors import ServerLost
+from windlass._errors import ServerLost, WindlassError
 from windlass._settings import Settings, given_token
 from windlass.launch import rundir
 from windlass.launch.run import newest_checkpoint
@@ -93,7 +94,12 @@ def read_resume(resume: bool | str) -> str | None:
     return "newest" if resume is True else resume or None
 
 
-def init(ray: Any, **options: Any) -> None:
+def init(ray: Any, who: str, **options: Any) -> None:
     """Connects to the cluster that Ray finds by itself, unless the program has done so."""
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    try:
         ray.init(**options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        at = os.environ.get("RAY_ADDRESS")
+        raise WindlassError(f"{who}: Ray{f' at RAY_ADDRESS={at}' if at else ''}: {error}") from error
