@@ -94,8 +94,10 @@ class Nodes:
 
     def __exit__(self, *error: object) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(END_S)
+        self._process.stdout.close()
         self._log.close()
 
 
