@@ -296,3 +296,27 @@ def test_mnist_trains_to_the_usual_accuracy(nodes: Nodes):
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout + done.stderr)
     assert accuracy is not None, done.stdout
     assert float(accuracy[1]) >= 0.95  # 0.96 to 0.97 without Ray
+
+
+@pytest.mark.long
+def test_what_was_on_a_node_that_is_lost_goes_on_elsewhere(tmp_path: pathlib.Path):
+    """Its worker is replaced; with the server or the scheduler on it, everything starts from the checkpoint."""
+    with Nodes(6, 6, paths=(str(HERE),)) as nodes:
+        code = f"""
+            import windlass as wl, ray_work
+            arguments = {(str(tmp_path), nodes.ips[1])!r}
+            options = {{"failure_timeout": 3, "checkpoint_dir": {str(tmp_path / "saved")!r}}}
+            print(wl.ray.run(ray_work.lose_node, arguments, workers=2, on_worker_loss="wait", **options))
+        """
+        driver = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=nodes.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert driver.returncode == 0, driver.stdout + driver.stderr
+        assert (tmp_path / "lost").exists()
+        *_, results = driver.stdout.splitlines()
+        assert re.fullmatch(r"\[\(\d+, 80\), \(\d+, 80\)\]", results), driver.stdout
+        assert results != "[(0, 80), (0, 80)]", "somebody began later"

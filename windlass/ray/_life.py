@@ -114,15 +114,19 @@ class Life:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> str:
-        """Starts everything. The scheduler's address."""
+    @property
+    def address(self) -> str:
+        """The scheduler's."""
+        return self._services.address
+
+    def begin(self) -> None:
+        """Starts everything."""
         self._services.start()
         ranks = list(self._workers)
         asked = [self._workers[rank].here.remote() for rank in ranks]
         self._here = dict(zip(ranks, self._services.reach(asked, "workers"), strict=True))
         for rank in ranks:
             self._start(rank)
-        return self._services.address
 
     def _start(self, rank: int) -> None:
         actor, how = self._workers[rank], How(self._job.token, log_dir=self._job.log_dir, again=self._starts[rank] > 0)

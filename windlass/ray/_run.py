@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from windlass.ray._interrupts import Interrupts
 from windlass.ray._job import Job
 from windlass.ray._life import Life, WorkerLost
 from windlass.ray._room import Room
+from windlass.ray._services import NodeLost
 
 if TYPE_CHECKING:
     from windlass.observe.display import Display
@@ -60,9 +62,9 @@ def live(
     with room_for(ray, job) as room:
         resume = job.resume
         for attempt in range(job.restarts + 1):
-            life = Life(ray, job, room, resume, work)
+            life = begun(ray, job, room, resume, work)
             try:
-                with noted(job, life.begin()), interrupts.heard():
+                with noted(job, life.address), interrupts.heard():
                     life.wait(interrupts, None if display is None else display(life))
             finally:
                 life.end()
@@ -72,6 +74,23 @@ def live(
             where = "from the beginning: there is no checkpoint yet" if resume is None else "from the last checkpoint"
             job.say(f"{life.lost}; restart {attempt + 1} of {job.restarts}, {where}")
     return life
+
+
+def begun(ray: Any, job: Job, room: Room, resume: str | None, work: Any) -> Life:
+    """A life that has begun; another one, for start_timeout, if Ray takes a node for alive that is not."""
+    deadline = time.monotonic() + job.settings.start_timeout
+    while True:
+        life = Life(ray, job, room, resume, work)
+        try:
+            life.begin()
+            return life
+        except NodeLost:
+            life.end()
+            if time.monotonic() > deadline:
+                raise
+        except BaseException:
+            life.end()
+            raise
 
 
 def results_of(life: Life, job: Job) -> list[Any]:
