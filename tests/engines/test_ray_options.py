@@ -17,6 +17,7 @@ def test_ray_is_imported_only_where_it_is_used():
         import sys
         import windlass, windlass._cli, windlass.ray, windlass.launch.run
         assert "ray" not in sys.modules
+        assert "numpy" not in sys.modules, "an actor that owns a process needs none"
     """)
 
 
