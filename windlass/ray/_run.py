@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from windlass._errors import ServerLost, WindlassError
+from windlass._net.address import Address, dial
 from windlass._settings import Settings, given_token
 from windlass.launch import rundir
 from windlass.launch.run import newest_checkpoint
@@ -19,6 +20,8 @@ from windlass.ray._services import NodeLost
 
 if TYPE_CHECKING:
     from windlass.observe.display import Display
+
+_DIAL_SECONDS = 10.0
 
 
 def token_for(settings: Settings) -> bytes:
@@ -117,8 +120,10 @@ def init(ray: Any, who: str, **options: Any) -> None:
     """Connects to the cluster that Ray finds by itself, unless the program has done so."""
     if ray.is_initialized():
         return
+    at = os.environ.get("RAY_ADDRESS", "")
     try:
+        if at and at not in ("auto", "local") and "://" not in at:  # Ray itself would try for minutes
+            dial(Address.parse(at), time.monotonic() + _DIAL_SECONDS).close()
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        at = os.environ.get("RAY_ADDRESS")
+    except (WindlassError, ConnectionError, RuntimeError, ValueError) as error:
         raise WindlassError(f"{who}: Ray{f' at RAY_ADDRESS={at}' if at else ''}: {error}") from error
