@@ -320,3 +320,14 @@ def test_what_was_on_a_node_that_is_lost_goes_on_elsewhere(tmp_path: pathlib.Pat
         *_, results = driver.stdout.splitlines()
         assert re.fullmatch(r"\[\(\d+, 80\), \(\d+, 80\)\]", results), driver.stdout
         assert results != "[(0, 80), (0, 80)]", "somebody began later"
+
+
+@pytest.mark.long
+def test_the_suite_that_measures_ray_has_all_its_figures(tmp_path: pathlib.Path):
+    command = [sys.executable, "-m", "windlass", "bench", "ray", "--short", "--json", str(tmp_path / "ray.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "ray.json").read_text())["figures"]
+    kept = json.loads((ROOT / "benchmarks" / "ray.json").read_text())["figures"]
+    assert [figure["name"] for figure in figures] == [figure["name"] for figure in kept]
+    assert all(figure["ratio"] > 0 for figure in figures)
