@@ -81,13 +81,15 @@ test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' sche
 	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
 	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
 
-# Slurm and Open MPI are no Python packages: Debian's are installed where they are missing, which takes root.
+# Slurm and Open MPI are no Python packages: Debian's are installed where they are missing, which takes root. With LONG=1
+# in the long form.
 SLURM_PACKAGES := slurm-wlm munge openmpi-bin
 test-slurm: setup ## `windlass join` under Slurm and Open MPI on this host
 	{ command -v slurmctld && command -v slurmd && command -v munged && command -v mpirun; } >/dev/null \
 	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } >build/slurm.log 2>&1 \
 	  || { tail build/slurm.log; echo "make test-slurm: cannot install Debian's packages $(SLURM_PACKAGES)"; exit 1; }
-	ENGINES="slurm mpi" $(BIN)/python -m pytest -q tests/engines/test_slurm.py tests/engines/test_mpi.py
+	ENGINES="slurm mpi" $(BIN)/python -m pytest -q tests/engines/test_slurm.py tests/engines/test_mpi.py \
+	  --numprocesses 2 --dist loadfile $(if $(LONG),--accurate)
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested

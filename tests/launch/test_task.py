@@ -5,12 +5,15 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from helpers import PATIENCE_S
 
 import windlass as wl
+from windlass._net.address import Address
 from windlass._settings import load
+from windlass.launch import is_echo
 from windlass.launch.joining import Joining
 from windlass.launch.task import PORTS, PORTS_TRIED, find_task
 
@@ -136,8 +139,6 @@ def test_the_first_tasks_are_servers_and_the_others_workers_of_ranks_from_0(monk
     ranks = [joining(SLURM | {"SLURM_PROCID": str(i)}).rank for i in range(6)]
     assert ranks == [-2, -1, 0, 1, 2, 3]
     made = joining(SLURM)
-    from windlass._net.address import Address
-
     environment = made.worker_environment(Address.parse("tcp://10.0.0.1:20001"), on_worker_loss="wait")
     expected = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n2"}
     assert {name: environment[name] for name in expected} == expected
@@ -171,6 +172,15 @@ def test_the_command_refuses_what_cannot_work(options: list[str], environ: dict[
     )
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_in_a_process_of_a_task_alone(monkeypatch: pytest.MonkeyPatch):
+    now = time.monotonic()
+    monkeypatch.delenv("WINDLASS_TASKS", raising=False)
+    assert not is_echo(now)
+    monkeypatch.setenv("WINDLASS_TASKS", "2")
+    assert is_echo(now)
+    assert not is_echo(now - 2)
 
 
 # -- tasks without an engine: what an engine would tell them, by hand --------------------------------------------------
@@ -266,9 +276,15 @@ def test_tasks_with_different_numbers_of_servers_are_told(tasks: Tasks):
     assert "expects 1 workers, the first one 2: all tasks must have the same --servers" in " ".join(said.split())
 
 
-def test_a_cluster_whose_scripts_never_came_ends_and_one_that_failed_before_the_start_ends_the_others(tasks: Tasks):
+def test_a_worker_that_failed_before_all_had_come_ends_the_others(tasks: Tasks):
     tasks.start(3, "--servers", "1", "--", sys.executable, "-c", "import sys; sys.exit(7)")
     outputs = tasks.outputs()
     assert tasks.codes[1:] == [7, 7]
     assert tasks.codes[0] == 1
     assert "worker 0 ended with exit code 7" in outputs[1]
+
+
+def test_a_cluster_whose_scripts_do_not_come_ends_with_them(tasks: Tasks):
+    tasks.start(2, "--servers", "1", "--", sys.executable, "-c", "pass")
+    tasks.outputs()
+    assert tasks.codes == [0, 0]
