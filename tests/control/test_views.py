@@ -401,7 +401,7 @@ def test_tasks_that_are_over_though_a_worker_is_there_still_do_not_end_its_clust
     brain = with_tasks()
     brain.workers(2)
     for task in (700, 701):
-        brain.say(task, m.Leave())  # their connections broke
+        brain.die(task)
     assert brain.end is None
     brain.say(200, m.Leave())
     brain.say(201, m.Leave())
@@ -409,17 +409,24 @@ def test_tasks_that_are_over_though_a_worker_is_there_still_do_not_end_its_clust
     assert not brain.end.failed
 
 
-def test_nobody_is_waited_for_when_no_worker_can_come_any_more():
+def test_nobody_is_waited_for_whose_task_has_ended():
     brain = with_tasks()
     brain.workers(2, on_worker_loss="wait")
     brain.die(200)
-    brain.say(201, m.Leave())
-    brain.say(700, m.Leave())
-    assert brain.end is None
+    assert brain.end is None  # its task may start it again
+    brain.die(700)
+    assert brain.end is not None
+    assert brain.end.failed
+    assert brain.end.why == "app 'default' was lost: nobody can come in place of worker 0, the task has ended"
+
+
+def test_an_app_that_gathers_ends_when_the_task_of_one_that_is_missing_has_ended():
+    brain = with_tasks()
+    assert brain.join("worker", 200, rank=0, world_size=2) is None
     brain.say(701, m.Leave())
     assert brain.end is not None
     assert brain.end.failed
-    assert brain.end.why == "app 'default' was lost: nobody came in place of worker 0"
+    assert "nobody can come in place of worker 1" in brain.end.why
 
 
 def test_tasks_that_are_over_before_a_worker_came_end_the_cluster():

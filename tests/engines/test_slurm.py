@@ -20,6 +20,7 @@ from slurm import Job, Slurm
 pytestmark = pytest.mark.skipif("slurm" not in os.environ.get("ENGINES", ""), reason="needs Slurm: make test-slurm")
 TOKEN = "export WINDLASS_TOKEN=of-these-tests WINDLASS_START_TIMEOUT=300\n"
 SRUN = "srun --kill-on-bad-exit=0"
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guide" / "engines.md"
 ACROSS = ("--nodes=3", "--ntasks=6", "--ntasks-per-node=2")
 
 
@@ -137,6 +138,38 @@ def test_many_workers_that_leave_together_leave_in_peace(slurm: Slurm, tmp_path:
     assert job.output().count(f"left {3 * count}") == count
     assert job.output().count("served") == 1
     assert "in its place" not in job.output()
+
+
+def test_the_program_of_the_guide_is_a_server_or_a_worker_in_each_task(slurm: Slurm, tmp_path: pathlib.Path):
+    """submitit would call it in each task; here a line does."""
+    (program,) = re.findall(r"^```python\n(# submit.py\n.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    write_scripts(tmp_path)
+    (tmp_path / "submit.py").write_text(program)
+    (tmp_path / "task.py").write_text("from submit import Training\nprint('result', Training()(), flush=True)\n")
+    job = submit(slurm, tmp_path, f"{SRUN} {PYTHON} task.py", "--nodes=3", "--ntasks=4")
+    assert job.wait() == "COMPLETED", job.told()
+    results = re.findall(r"^result (\S+)$", job.output(), re.MULTILINE)
+    assert len(results) == 4, job.told()
+    assert results.count("None") == 2, job.told()
+
+
+@pytest.mark.long
+def test_a_job_that_loses_a_server_goes_on_from_its_newest_checkpoint(slurm: Slurm, tmp_path: pathlib.Path):
+    join = f"{JOIN} --servers 2 --checkpoint-dir saved --checkpoint-every 20 --requeue"
+    job = submit(
+        slurm, tmp_path, f"{SRUN} {join} -- {PYTHON} train.py 1000000 slow", "--nodes=3", "--ntasks=4", "--requeue"
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while manifests(tmp_path) < 1:
+        assert time.monotonic() < deadline, job.told()
+        time.sleep(0.1)
+    second = processes_with("SLURM_JOB_ID", job.number).keys() & processes_with("WINDLASS_NUMBER", "1").keys()
+    (server,) = second
+    os.kill(server, signal.SIGKILL)
+    job.until(f"Slurm is asked to start job {job.number} again")
+    job.until("resumes at clock", 2)
+    slurm.call("scancel", job.number)
+    assert job.wait() == "CANCELLED", job.told()
 
 
 @pytest.mark.long

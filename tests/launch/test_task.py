@@ -267,6 +267,20 @@ def test_tasks_find_each_other_and_a_worker_that_dies_is_started_again_in_its_ta
     assert "[worker 1] rank 1 of 2 done" in outputs[3]
 
 
+def test_a_task_that_is_killed_takes_its_worker_along_and_ends_those_who_would_wait_for_it(tasks: Tasks):
+    (tasks.folder / "train.py").write_text(TRAIN.replace("cluster.clock < 5", "True"))
+    tasks.start(3, "--servers", "1", "--worker-restarts", "1", "--", sys.executable, "train.py")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(list(tasks.folder.glob("came-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    tasks.started[2].kill()
+    outputs = tasks.outputs()
+    print(*outputs, sep="\n---\n")
+    assert tasks.codes[:2] == [1, 1]
+    assert "nobody can come in place of worker 1, the task has ended" in outputs[0]
+
+
 def test_tasks_with_different_numbers_of_servers_are_told(tasks: Tasks):
     (tasks.folder / "train.py").write_text(TRAIN)
     tasks.start(3, "--servers", "1", "--", sys.executable, "train.py", only=range(2))
