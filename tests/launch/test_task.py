@@ -183,6 +183,17 @@ def test_a_signal_that_comes_twice_at_once_is_one_in_a_process_of_a_task_alone(m
     assert not is_echo(now - 2)
 
 
+def test_join_says_what_it_looked_for_and_is_not_called_twice(monkeypatch: pytest.MonkeyPatch):
+    for name in list(os.environ):
+        if name.startswith(UNSET):
+            monkeypatch.delenv(name)
+    with pytest.raises(wl.InvalidArgument, match="no engine has started this process; looked for SLURM_STEP_NUM_TASKS"):
+        wl.join()
+    monkeypatch.setenv("WINDLASS_TASKS", "2")
+    with pytest.raises(wl.InvalidArgument, match=r"has made this process a worker already: call connect\(\)"):
+        wl.join()
+
+
 # -- tasks without an engine: what an engine would tell them, by hand --------------------------------------------------
 
 

@@ -52,6 +52,8 @@ def join(
     from windlass.launch.joining import Joining
     from windlass.launch.task import find_task
 
+    if os.environ.get("WINDLASS_TASKS"):
+        raise InvalidArgument("join: `windlass join` has made this process a worker already: call connect()")
     given: dict[str, Any] = {
         "servers": servers,
         "app": app,
