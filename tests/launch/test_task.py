@@ -136,6 +136,7 @@ def test_too_few_tasks_say_how_many_are_needed(servers: int, said: str):
 
 def test_the_first_tasks_are_servers_and_the_others_workers_of_ranks_from_0(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WINDLASS_TOKEN", "secret")
+    monkeypatch.setenv("PATH", "")  # no Slurm to ask for the node
     ranks = [joining(SLURM | {"SLURM_PROCID": str(i)}).rank for i in range(6)]
     assert ranks == [-2, -1, 0, 1, 2, 3]
     made = joining(SLURM)

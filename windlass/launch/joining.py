@@ -220,5 +220,5 @@ class Joining:
             "WINDLASS_ON_WORKER_LOSS": on_worker_loss,
         }
         if (master := task.host_of(settings.servers)) is not None:
-            told["MASTER_ADDR"] = master
+            told["MASTER_ADDR"] = address_of(master, beyond=task.several_hosts) or master
         return told | {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in os.environ}
