@@ -156,6 +156,29 @@ def test_several_hosts_need_a_token_and_one_does_not(monkeypatch: pytest.MonkeyP
         joining(OPEN_MPI | several)
 
 
+def test_a_first_task_that_is_not_where_others_look_for_it_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINDLASS_TOKEN", "secret")
+    monkeypatch.setenv("PATH", "")  # no Slurm to ask for the node
+    first = SLURM | {"SLURM_PROCID": "0"}  # on n2
+    with pytest.raises(wl.InvalidArgument, match="the first task is on n2, and others look for it on n1, the first of"):
+        joining(first).listen()
+    several = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    uri = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://203.0.113.5:5"}
+    with pytest.raises(wl.InvalidArgument, match=r"others look for it on 203\.0\.113\.5, which is not an address of"):
+        joining(OPEN_MPI | several | uri).listen()
+    with pytest.raises(wl.InvalidArgument, match=r"the first task's host, n1, leads to no address here"):
+        joining(SLURM).places()
+
+
+def test_the_scheduler_takes_the_first_port_that_is_free(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WINDLASS_TOKEN", "secret")
+    one = joining(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": f"ports-{os.getpid()}"})
+    with one.listen() as first, one.listen() as second:
+        assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
+        ports = [first.getsockname()[1], second.getsockname()[1]]
+        assert [port for port in one.task.ports if port in ports] == ports
+
+
 @pytest.mark.parametrize(
     ("options", "environ", "said"),
     [

@@ -89,7 +89,7 @@ class Joining:
     def _first_address(self) -> str:
         """Of the host of the first task, which this is: as others resolve it, or by the way to them."""
         task = self.task
-        if task.own_host is not None and task.nodes and task.own_host != task.nodes[0]:
+        if task.own_host is not None and task.hosts == task.nodes[:1] != (task.own_host,):
             raise InvalidArgument(
                 f"windlass join: the first task is on {task.own_host}, and others look for it on {task.nodes[0]}, the "
                 "first of SLURM_STEP_NODELIST: name the host with --host"
