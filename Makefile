@@ -14,7 +14,7 @@ UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray test-kubernetes lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray test-kubernetes test-slurm lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -80,6 +80,16 @@ test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' sche
 	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
 	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
 	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
+
+# Slurm and Open MPI are no Python packages: Debian's are installed where they are missing, which takes root. With LONG=1
+# in the long form.
+SLURM_PACKAGES := slurm-wlm munge openmpi-bin
+test-slurm: setup ## `windlass join` under Slurm and Open MPI on this host
+	{ command -v slurmctld && command -v slurmd && command -v munged && command -v mpirun; } >/dev/null \
+	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } >build/slurm.log 2>&1 \
+	  || { tail build/slurm.log; echo "make test-slurm: cannot install Debian's packages $(SLURM_PACKAGES)"; exit 1; }
+	ENGINES="slurm mpi" $(BIN)/python -m pytest -q tests/engines/test_slurm.py tests/engines/test_mpi.py \
+	  --numprocesses 2 --dist loadfile $(if $(LONG),--accurate)
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested
