@@ -1,4 +1,4 @@
-"""Data for the apps: MNIST and MovieLens out of packages, and what is at hand where they cannot be had."""
+"""Data for the apps: MNIST, MovieLens and WordNet out of packages, and what is at hand where they cannot be had."""
 
 import gzip
 import importlib.util
@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from packages import DataError, Package, files, say
+from packages import DataError, Package, arrays, files, say
 
 __all__ = [
     "DataError",
+    "Graph",
     "Ratings",
     "Samples",
     "load",
     "load_classification",
     "load_digits",
+    "load_graph",
     "load_mnist",
     "load_ratings",
 ]
@@ -48,6 +50,18 @@ MOVIELENS = Package(
     },
     "MovieLens-100K",
 )
+WORDNET = Package(
+    "debian",
+    "wordnet-base",
+    {
+        "./usr/share/wordnet/data.noun": "fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca2",
+        "./usr/share/wordnet/data.verb": "adcf43e35b581e8036d8b5a52d63d9cd3d3b4870b2720d3c03c799df44777bc2",
+        "./usr/share/wordnet/data.adj": "c89120dfc1f046ddff4a631bf9b7e9fa1a36b5e86565a23bf82dbe14f30b88a7",
+        "./usr/share/wordnet/data.adv": "444a63bf3955080ab7524f5079cfc07ff9bc682cb98bdb1db73b0fb9829f1139",
+    },
+    "WordNet 3.0",
+)
+DRAWN_NODES = 2000
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
 
@@ -143,6 +157,50 @@ def load_classification() -> Samples:
         random_state=SPLIT_SEED,
     )
     return _split("make_classification", (x - x.mean(axis=0)) / x.std(axis=0), y)._replace(features="features")
+
+
+class Graph(NamedTuple):
+    """Edges between nodes 0, 1, ...: from source[i] to target[i]. None is there twice."""
+
+    name: str
+    nodes: int
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+
+def load_graph(*, fallback: bool = False) -> Graph:
+    """WordNet, whose nodes are sets of synonyms; if it cannot be had, or with `fallback`, one that is drawn."""
+    if not fallback:
+        try:
+            made = arrays(WORDNET, Path(__file__), _pointers)
+        except DataError as error:
+            say(f"{error}; drawing a graph instead")
+        else:
+            return Graph("WordNet", int(made["nodes"]), made["source"], made["target"])
+    rng = np.random.default_rng(SPLIT_SEED)
+    later = np.repeat(np.arange(1, DRAWN_NODES), 5)
+    earlier = (later * rng.random(len(later)) ** 2).astype(np.int64)  # the first have most edges
+    edges = np.unique(np.stack([later, earlier], axis=1), axis=0)
+    return Graph("a drawn graph", DRAWN_NODES, edges[:, 0], edges[:, 1])
+
+
+def _pointers(content: dict[str, bytes]) -> dict[str, NDArray[np.int64]]:
+    """Of WordNet's files: a line is a set of synonyms, with its offset in the file and pointers to other sets."""
+    part = {"n": 0, "v": 1, "a": 2, "s": 2, "r": 3}  # in which file, by the part of speech
+    nodes, edges = [], []
+    for number, name in enumerate(("data.noun", "data.verb", "data.adj", "data.adv")):
+        for line in content[name].decode().splitlines():
+            if line.startswith("  "):  # the licence
+                continue
+            words = line.split(" | ")[0].split()
+            here = number * 10**9 + int(words[0])
+            pointers = words[4 + 2 * int(words[3], 16) :]
+            nodes.append(here)
+            for i in range(1, 1 + 4 * int(pointers[0]), 4):
+                edges.append((here, part[pointers[i + 2]] * 10**9 + int(pointers[i + 1])))
+    known = np.sort(np.array(nodes, np.int64))
+    numbered = np.unique(np.searchsorted(known, np.array(edges, np.int64)), axis=0)
+    return {"nodes": np.array(len(known)), "source": numbered[:, 0], "target": numbered[:, 1]}
 
 
 def load_ratings(*, fallback: bool = False) -> Ratings:
