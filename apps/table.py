@@ -19,6 +19,8 @@ SHORT = {
     "mf": ["--fallback", "--epochs=4"],
     "pagerank": ["--fallback"],
     "kmeans": ["--fallback"],
+    "gbdt": ["--fallback", "--trees=5", "--depth=4"],
+    "sparse_lr": ["--fallback", "--batch=32", "--epochs=10"],
 }
 
 

@@ -22,7 +22,19 @@ TRAIN = str(DLRM / "train.py")
 SMALL = ["--data=zipf", "--rows=3000", "--samples=2048", "--batch=128", "--lr=0.05"]
 #: One thread each: several processes share the machine.
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not k.startswith("WINDLASS")}, "OMP_NUM_THREADS": "1"}
-MODULES = ("arguments", "data", "packages", "census", "clicks", "model", "side_by_side", "train", "baseline", "compare")
+MODULES = (
+    "arguments",
+    "data",
+    "packages",
+    "census",
+    "scores",
+    "clicks",
+    "model",
+    "side_by_side",
+    "train",
+    "baseline",
+    "compare",
+)
 
 
 def run(*command: str, timeout: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:

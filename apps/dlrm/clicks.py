@@ -18,6 +18,7 @@ from torch import Tensor
 from windlass.bench.criteo import FEATURES, Criteo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import scores as scores_
 from arguments import positive, whole
 from census import CROSSED, WORDS, Words, load_arrays
 from data import MOVIELENS, DataError
@@ -226,12 +227,5 @@ def first(samples: Samples, count: int) -> Samples:
 
 
 def auc(labels: Tensor, scores: Tensor) -> float:
-    """The share of pairs, a positive and a negative one, of which the positive one has the higher score."""
-    _, at, counts = np.unique(scores.numpy(), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[at]  # equal scores share their mean rank
-    positive = labels.numpy() > 0
-    count = int(positive.sum())
-    others = len(ranks) - count
-    if not count or not others:
-        raise ValueError(f"auc: expected labels of both kinds, not {count} positive and {others} negative ones")
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+    """Of tensors."""
+    return scores_.auc(labels.numpy(), scores.numpy())
