@@ -86,7 +86,7 @@ test-ray: setup ## on Ray, with two nodes on this machine
 test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' schemas and as processes; Dask
 	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
 	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
-	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
+	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_pods.py tests/engines/test_dask.py
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested
