@@ -7,7 +7,7 @@ CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
 STUBS := windlass/_core.pyi windlass/bench/_native.pyi
 PACKAGES := $(shell find windlass -name __init__.py)
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
-APPS := mf pagerank kmeans gbdt sparse_lr
+APPS := mf fm pagerank kmeans gbdt sparse_lr
 RELEASE := build/release
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
@@ -82,11 +82,11 @@ test-ray: setup ## on Ray, with two nodes on this machine
 	test -e build/ray/ray || $(PIP) --target build/ray 'ray[default]'
 	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
 
-# Apart from the others, too: nobody else needs these packages.
+# Apart from the others, too: nobody else needs these packages. With LONG=1 in the long form.
 test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' schemas and as processes; Dask
 	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
 	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
-	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_pods.py tests/engines/test_dask.py
+	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_pods.py tests/engines/test_dask.py $(if $(LONG),--accurate)
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested
