@@ -17,6 +17,7 @@ APPS = Path(__file__).resolve().parent
 #: What an app is told for its short form, of a few seconds. In the long form it is told nothing.
 SHORT = {
     "mf": ["--fallback", "--epochs=4"],
+    "fm": ["--fallback", "--epochs=5"],
     "pagerank": ["--fallback"],
     "kmeans": ["--fallback"],
     "gbdt": ["--fallback", "--trees=5", "--depth=4"],

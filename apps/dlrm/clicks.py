@@ -21,23 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import scores as scores_
 from arguments import positive, whole
 from census import CROSSED, WORDS, Words, load_arrays
-from data import MOVIELENS, DataError
+from data import FILMS, DataError
 from packages import files
 
 __all__ = ["CHOICES", "Batch", "DataError", "Samples", "auc", "load", "positive", "whole"]
 
-FILMS = dataclasses.replace(
-    MOVIELENS,
-    sha256={
-        **MOVIELENS.sha256,
-        "recbole/dataset_example/ml-100k/ml-100k.item": (
-            "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532"
-        ),
-        "recbole/dataset_example/ml-100k/ml-100k.user": (
-            "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972"
-        ),
-    },
-)
 TEST_SHARE = 0.2  # of the films' ratings: the latest
 LIKED = 4  # stars
 
