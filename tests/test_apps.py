@@ -22,6 +22,7 @@ try:
     from table import SHORT, row, run_app
 finally:
     sys.path.remove(str(APPS))
+ON_A_CLUSTER = ("mf", "pagerank", "gbdt")  # in the short form
 OURS = {path.stem for path in APPS.glob("*.py")}
 
 
@@ -46,19 +47,19 @@ def test_an_app_does_as_well_as_its_reference(app: str):
     assert outcome.app == app
 
 
-@pytest.mark.parametrize("app", SHORT)
+@pytest.mark.parametrize(
+    "app", [app if app in ON_A_CLUSTER else pytest.param(app, marks=pytest.mark.long) for app in SHORT]
+)
 def test_an_app_runs_on_a_cluster_and_says_how_well_it_did(app: str, tmp_path: Path):
     file = tmp_path / "outcome"
-    command = [sys.executable, "-m", "windlass", "run", "--workers=2", str(APPS / app / "train.py")]
-    done = subprocess.run(
-        [*command, *SHORT[app], "--reference", f"--outcome={file}"], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    command = [sys.executable, "-m", "windlass", "run", "--workers=2", str(APPS / app / "train.py"), *SHORT[app]]
+    exact = ["--reference"] if app in ("pagerank", "gbdt") else []  # others do as well alone, and are as good together
+    done = subprocess.run([*command, *exact, f"--outcome={file}"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = json.loads(file.read_text())
-    if app != "mf":  # whose workers do not wait for each other: the figure is another every time
-        assert "as good as it should be" in done.stdout
-        assert "NOT" not in done.stdout
-    assert outcome["ours"] > 0
+    assert 0 < outcome["ours"] < 1e6
+    assert ("as good as it should be" in done.stdout) == bool(exact)
+    assert "NOT" not in done.stdout
 
 
 def biases_alone(data) -> float:
