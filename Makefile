@@ -72,7 +72,7 @@ test-s3: setup ## checkpoints on S3, against moto's server
 
 # Apart from the others, for what Ray is made of. With LONG=1 in the long form.
 test-ray: setup ## on Ray, with two nodes on this machine
-	test -e build/ray/ray || $(PIP) --target build/ray 'ray[default]'
+	test -e build/ray/ray || $(PIP) --no-compile --target build/ray 'ray[default]'
 	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
 
 # Apart from the others, too: nobody else needs these packages.

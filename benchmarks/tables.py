@@ -245,6 +245,7 @@ TABLES: dict[str, Callable[[dict[str, Result]], str]] = {
     "embed cuda": plain("embed-cuda"),
     "rules": rules,
     "checkpoint": plain("checkpoint"),
+    "ray": plain("ray"),
     "rules all": plain("rules", "push .*"),
     "policies": policies,
     "gates": gates,

@@ -7,7 +7,7 @@ import windlass as wl
 
 
 @wl.rule(state=("momentum",))
-@numba.njit
+@numba.njit(nogil=True, cache=True)  # compiled once for all servers of the tests
 def heavy_ball_compiled(w, g, momentum, lr, beta=0.9):
     m, v, d = momentum.ravel(), w.ravel(), g.ravel()
     for i in range(v.size):

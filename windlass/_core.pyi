@@ -790,9 +790,9 @@ class Shelf:
     def piece(self, object: int, shard: int, piece: int, at: int, from_: object) -> None:
         """Writes bytes of one of a tensor's arrays."""
 
-    def rows(self, object: int, shard: int, rows: int, from_: Sequence[object]) -> None:
+    def rows(self, object: int, shard: int, rows: int, from_: Sequence[object], in_all: int = 0) -> None:
         """
-        Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays.
+        Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays. in_all: how many the shard will have, which may come in the order in which a capture had them.
         """
 
     def counts(self, object: int, shard: int, version: int, count: int, made: int) -> int:

@@ -173,7 +173,7 @@ void bind_checkpoint(nb::module_& m) {
           "Writes bytes of one of a tensor's arrays.")
       .def(
           "rows",
-          [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t rows, nb::sequence from) {
+          [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t rows, nb::sequence from, uint64_t in_all) {
             const auto there = shelf.find(object);
             std::vector<std::unique_ptr<const Bytes>> buffers;
             std::vector<std::span<const std::byte>> arrays;
@@ -184,13 +184,15 @@ void bind_checkpoint(nb::module_& m) {
             Status status;
             {
               nb::gil_scoped_release release;
-              status = restore_rows(*there, shard, rows, arrays);
+              status = restore_rows(*there, shard, rows, arrays, in_all);
             }
             raise_after(std::move(status));
           },
-          nb::arg("object"), nb::arg("shard"), nb::arg("rows"), nb::arg("from_"),
-          nb::sig("def rows(self, object: int, shard: int, rows: int, from_: Sequence[object]) -> None"),
-          "Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays.")
+          nb::arg("object"), nb::arg("shard"), nb::arg("rows"), nb::arg("from_"), nb::arg("in_all") = 0,
+          nb::sig("def rows(self, object: int, shard: int, rows: int, from_: Sequence[object], in_all: int = 0) -> "
+                  "None"),
+          "Writes rows of a table: arrays of keys, updates, touched, numbers per row, weights, state arrays. in_all: "
+          "how many the shard will have, which may come in the order in which a capture had them.")
       .def(
           "counts",
           [](Shelf& shelf, uint32_t object, uint32_t shard, uint64_t version, uint64_t count, uint64_t made) {

@@ -274,7 +274,7 @@ TEST(a_message_cut_short_at_any_byte_is_refused) {
 
 TEST(a_message_with_any_bytes_changed_is_refused_or_within_all_limits) {
   test::Random random(test::seed());
-  const int rounds = test::accurate() ? 500'000 : test::kUnderTsan ? 5'000 : 100'000;
+  const int rounds = test::accurate() ? 500'000 : test::kUnderTsan ? 5'000 : test::kSanitized ? 25'000 : 100'000;
   for (int i = 0; i < rounds; ++i) {
     Hello hello = some_hello(&random);
     if (hello.servers.size() > 8) hello.servers.resize(8);

@@ -1,4 +1,4 @@
-// Copies that bypass the cache, for outputs that are larger than it.
+// Rows that lie apart, copied or added up; and copies that bypass the cache, for outputs that are larger than it.
 #pragma once
 
 #include "rule/vector.h"
@@ -63,6 +63,36 @@ void copy_rows_of(const float* const* in, float* const* out, size_t n, uint32_t 
     } else {
       std::memcpy(to, from, bytes);
     }
+  }
+}
+
+template <uint32_t kDim>
+void add_rows_of(const float* const* g, float* const* into, const bool* first, size_t n, uint32_t dim) {
+  const size_t row = kDim != 0 ? kDim : dim, bytes = row * sizeof(float);
+  for (size_t r = 0; r < n && r < kFar; ++r) ask_far(into[r], bytes);
+  for (size_t r = 0; r < n; ++r) {
+    if (r + kFar < n) ask_far(into[r + kFar], bytes);
+    if (r + kNear < n) {
+      ask_near(into[r + kNear], bytes);
+      ask_near(g[r + kNear], bytes);
+    }
+    const float* const WL_RESTRICT from = g[r];
+    float* const WL_RESTRICT to = into[r];
+    if (first[r]) {
+      std::memcpy(to, from, bytes);
+    } else {
+      for (size_t i = 0; i < row; ++i) to[i] += from[i];
+    }
+  }
+}
+
+inline void add_rows(const float* const* g, float* const* into, const bool* first, size_t n, uint32_t dim) {
+  switch (dim) {
+    case 16: return add_rows_of<16>(g, into, first, n, dim);
+    case 32: return add_rows_of<32>(g, into, first, n, dim);
+    case 64: return add_rows_of<64>(g, into, first, n, dim);
+    case 128: return add_rows_of<128>(g, into, first, n, dim);
+    default: return add_rows_of<0>(g, into, first, n, dim);
   }
 }
 

@@ -329,6 +329,7 @@ const Kernels kKernels = {
     .finite = finite,
     .stream = stream,
     .copy_rows = copy_rows,
+    .add_rows = add_rows,
     .fence = fence,
     .reduce = reduce,
     .vector = vector,

@@ -98,6 +98,8 @@ struct Kernels {
   bool (*finite)(Dtype, const void* in, size_t n);
   void (*stream)(void* out, const void* in, size_t bytes);  // a copy that bypasses the cache; end with fence()
   void (*copy_rows)(const float* const* in, float* const* out, size_t n, uint32_t dim, bool stream);
+  // into[r] = g[r] where first[r], else += of it, in this order; a row may come several times.
+  void (*add_rows)(const float* const* g, float* const* into, const bool* first, size_t n, uint32_t dim);
   void (*fence)();
   // Writes out[i] for row i, `dim` numbers of float32, float64 or int64; a row may be as long as a shard.
   void (*reduce)(Reduce, Dtype, const void* const* rows, size_t n, size_t dim, double* out);

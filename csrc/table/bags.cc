@@ -5,18 +5,40 @@
 #include <memory>
 #include <new>
 
+#include "base/limits.h"
 #include "rule/kernels.h"
 
 namespace windlass {
 namespace {
 
-constexpr uint64_t kAhead = 16;  // ids whose rows are asked for before their use
-constexpr uint32_t kLine = 16;   // numbers
+constexpr uint64_t kBlock = 512;  // rows that a kernel gets at once
 
-template <bool kWrite>
-void ask(const float* row, uint32_t dim) {
-  for (uint32_t at = 0; at < dim; at += kLine) __builtin_prefetch(row + at, kWrite ? 1 : 0);
-}
+// Gradients on their way to their rows, in the order in which they came.
+class Adding {
+ public:
+  Adding(float* rows, uint32_t dim, bool* begun) : rows_(rows), dim_(dim), begun_(begun) {}
+
+  void add(uint64_t row, const float* grad) {
+    grad_[n_] = grad;
+    into_[n_] = rows_ + row * dim_;
+    first_[n_] = !begun_[row];
+    begun_[row] = true;
+    if (++n_ == kBlock) end();
+  }
+  void end() {
+    kernels().add_rows(grad_, into_, first_, n_, dim_);
+    n_ = 0;
+  }
+
+ private:
+  float* const rows_;
+  const uint32_t dim_;
+  bool* const begun_;
+  uint64_t n_ = 0;
+  const float* grad_[kBlock];
+  float* into_[kBlock];
+  bool first_[kBlock];
+};
 
 }  // namespace
 
@@ -38,40 +60,26 @@ bool check_bags(const Bags& bags, uint64_t rows) {
 bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, uint64_t stride, float* rows, uint64_t n) {
   const auto begun = std::unique_ptr<bool[]>(new (std::nothrow) bool[n + 1]());
   if (begun == nullptr) return false;
-  const auto add = kernels().combine;
   const auto place = [&](uint64_t id) { return static_cast<uint64_t>(bags.row[id]); };
-  const auto take = [&](uint64_t id, const float* grad) {
-    const uint64_t row = place(id);
-    float* const to = rows + row * dim;
-    begun[row] ? add(Combine::kAdd, to, grad, dim) : static_cast<void>(std::memcpy(to, grad, dim * sizeof(float)));
-    begun[row] = true;
-  };
+  Adding adding(rows, dim, begun.get());
   const auto first = [&](uint64_t b) {
     return b == bags.bags ? bags.ids : bags.begin == nullptr ? b : static_cast<uint64_t>(bags.begin[b]);
   };
   if (bags.order == nullptr) {
     for (uint64_t b = 0; b < bags.bags; ++b) {
-      for (uint64_t id = first(b), end = first(b + 1); id < end; ++id) {
-        if (id + kAhead < bags.ids) ask<true>(rows + place(id + kAhead) * dim, dim);
-        take(id, grads + b * stride);
-      }
+      for (uint64_t id = first(b), end = first(b + 1); id < end; ++id) adding.add(place(id), grads + b * stride);
     }
   } else {
     const auto bag_of = std::unique_ptr<uint32_t[]>(new (std::nothrow) uint32_t[bags.ids + 1]);
     if (bag_of == nullptr || bags.bags > UINT32_MAX) return false;
     for (uint64_t b = 0; b < bags.bags; ++b)
       std::fill(bag_of.get() + first(b), bag_of.get() + first(b + 1), static_cast<uint32_t>(b));
-    const auto grad = [&](uint64_t id) { return grads + bag_of[id] * stride; };
     for (uint64_t i = 0; i < bags.ids; ++i) {
-      if (i + kAhead < bags.ids) {
-        const auto next = static_cast<uint64_t>(bags.order[i + kAhead]);
-        ask<true>(rows + place(next) * dim, dim);
-        ask<false>(grad(next), dim);
-      }
       const auto id = static_cast<uint64_t>(bags.order[i]);
-      take(id, grad(id));
+      adding.add(place(id), grads + bag_of[id] * stride);
     }
   }
+  adding.end();
   for (uint64_t row = 0; row < n; ++row) {
     if (!begun[row]) std::memset(rows + row * dim, 0, dim * sizeof(float));
   }
@@ -79,10 +87,18 @@ bool sum_bags(const Bags& bags, uint32_t dim, const float* grads, uint64_t strid
 }
 
 void gather_rows(const int64_t* row, uint64_t ids, uint32_t dim, const float* rows, float* to) {
-  for (uint64_t i = 0; i < ids; ++i) {
-    if (i + kAhead < ids) ask<false>(rows + static_cast<uint64_t>(row[i + kAhead]) * dim, dim);
-    std::memcpy(to + i * dim, rows + static_cast<uint64_t>(row[i]) * dim, dim * sizeof(float));
+  const bool past_cache = ids * dim * sizeof(float) >= limits::kStreamPullBytesMin;
+  const float* from[kBlock];
+  float* into[kBlock];
+  for (uint64_t at = 0; at < ids; at += kBlock) {
+    const uint64_t n = std::min(kBlock, ids - at);
+    for (uint64_t i = 0; i < n; ++i) {
+      from[i] = rows + static_cast<uint64_t>(row[at + i]) * dim;
+      into[i] = to + (at + i) * dim;
+    }
+    kernels().copy_rows(from, into, n, dim, past_cache);
   }
+  if (past_cache) kernels().fence();
 }
 
 }  // namespace windlass

@@ -46,9 +46,23 @@ TEST(gradients_of_bags_may_lie_apart) {
   CHECK(rows == (std::vector<float>{2, 20, 5, 50}));
 }
 
+TEST(many_gradients_of_any_width_are_added_up_in_their_order) {
+  test::Random random(test::seed());
+  for (const uint32_t dim : {1u, 5u, 16u, 32u, 64u, 128u, 130u}) {
+    const uint64_t ids = 2'000, n = 40;
+    std::vector<float> grads(ids * dim), rows(n * dim, 1e30f), wanted(n * dim, 0);
+    for (float& x : grads) x = random.unit() * 1e3f;
+    std::vector<int64_t> row(ids);
+    for (int64_t& of : row) of = static_cast<int64_t>(random.below(n));
+    CHECK(sum_bags({row.data(), ids, nullptr, ids, nullptr}, dim, grads.data(), dim, rows.data(), n));
+    for (size_t i = 0; i < grads.size(); ++i) wanted[static_cast<size_t>(row[i / dim]) * dim + i % dim] += grads[i];
+    CHECK(rows == wanted);
+  }
+}
+
 TEST(every_id_is_given_its_row) {
   test::Random random(test::seed());
-  for (const uint32_t dim : {1u, 3u, 16u, 100u}) {
+  for (const uint32_t dim : {1u, 3u, 16u, 100u, 30'000u}) {  // the last in outputs that bypass the cache
     std::vector<float> rows(50 * dim), to(300 * dim);
     for (float& x : rows) x = random.unit();
     std::vector<int64_t> row(300);

@@ -73,6 +73,13 @@ void Table::copy(uint32_t shard, const uint64_t* hashes, size_t n, std::byte* to
   }
 }
 
+Status Table::expect(uint32_t shard, uint64_t rows) {
+  TableShard& s = shards_[shard];
+  const bool there = s.index.expect(pools_->index, std::min<uint64_t>(rows, limits::kShardRowsMax));
+  tell_size(s);
+  return there ? Status() : out_of_memory();
+}
+
 Status Table::put(uint32_t shard, const std::byte* rows, size_t n) {
   TableShard& s = shards_[shard];
   Status status = put_rows(s, shard, rows, n);

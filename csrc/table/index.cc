@@ -49,6 +49,14 @@ bool Index::insert(Pool& pool, uint64_t hash, uint32_t row) {
   return true;
 }
 
+bool Index::expect(Pool& pool, uint64_t entries) {
+  const uint64_t buckets = std::max(kPageBuckets - kSpare, entries * 10 / (kSlots * 7) + 1);
+  if (size_ != 0 || moving() || buckets <= buckets_) return true;
+  if (!reserve(pool, buckets + kSpare)) return false;
+  buckets_ = old_buckets_ = buckets;
+  return true;
+}
+
 bool Index::place(Pool& pool, uint64_t hash, uint32_t row) {
   const uint64_t first = home(hash);
   uint64_t b = first;

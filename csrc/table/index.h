@@ -74,6 +74,11 @@ class Index {
   // Adds a hash that is absent. False when the pool has no memory left; no entry has changed then.
   [[nodiscard]] bool insert(Pool& pool, uint64_t hash, uint32_t row);
 
+  // Makes room for so many entries, if there are none yet: they may then come in the order of their hashes. Without it
+  // the smallest hashes of many would crowd together in the first buckets of a small array. False when the pool has no
+  // memory left.
+  [[nodiscard]] bool expect(Pool& pool, uint64_t entries);
+
   // Removes a hash and returns its row, or kAbsent.
   uint32_t remove(uint64_t hash);
 

@@ -1,5 +1,6 @@
 #include "table/index.h"
 
+#include <algorithm>
 #include <map>
 
 #include "base/test.h"
@@ -101,6 +102,31 @@ TEST(a_search_finds_every_key_while_the_index_grows) {
   // A bucket of five takes one cache line; at least half of the places are in use.
   CHECK(budget.used() <= (uint64_t{2} << 20) + keys * 64 / 5 * 2);
   index.clear(pool);
+}
+
+TEST(as_many_hashes_as_were_expected_need_no_growth_whatever_their_order) {
+  test::Random random(test::seed());
+  for (const uint64_t n : {0, 1, 100, 50'000}) {
+    for (const bool sorted : {false, true}) {
+      Budget budget;
+      Pool pool(&budget);
+      Index index;
+      std::vector<uint64_t> places;
+      for (uint64_t i = 0; i < n; ++i) places.push_back(hash_in(Spread::kEven, random));
+      if (sorted) std::sort(places.begin(), places.end());
+      CHECK(index.expect(pool, n));
+      const uint64_t bytes = index.bytes();
+      for (uint64_t i = 0; i < n; ++i) CHECK(index.insert(pool, places[i], static_cast<uint32_t>(i)));
+      CHECK_EQ(index.bytes(), bytes);
+      CHECK(index.expect(pool, 1 << 20));
+      CHECK(n == 0 || index.bytes() == bytes);  // too late
+      for (uint64_t i = 0; i < n; ++i) CHECK_EQ(index.find(places[i]), static_cast<uint32_t>(i));
+      for (uint64_t i = 0; i < n; ++i)
+        CHECK(index.insert(pool, hash_in(Spread::kEven, random), 0));  // and as many more
+      for (uint64_t i = 0; i < n; ++i) CHECK_EQ(index.find(places[i]), static_cast<uint32_t>(i));
+      index.clear(pool);
+    }
+  }
 }
 
 TEST(an_index_agrees_with_a_map) {

@@ -159,6 +159,8 @@ class Table {
   // Stores copied rows, in place of those with the same keys. Fails when memory is used up, or a key does not belong
   // here; some rows may have been stored then.
   Status put(uint32_t shard, const std::byte* rows, size_t n);
+  // Makes room for so many rows in an empty shard: they may then come in the order of their hashes.
+  Status expect(uint32_t shard, uint64_t rows);
   // Deletes all rows and gives their memory back.
   void clear(uint32_t shard);
   TablePools& pools() const { return *pools_; }

@@ -121,3 +121,24 @@ def of_a_task(address: str, token: str, rank: int, world_size: int, app: str = "
         total.push(np.ones(16, np.int64)).wait()
         cluster.barrier(timeout=PATIENCE_S)
         return int(total.pull()[0])
+
+
+def lose_node(folder: str, last: str) -> tuple[int, int]:
+    """Trains under BSP, with a checkpoint on the way; once, everything on the node with this address dies."""
+    import ray
+
+    from windlass.testing.ray_nodes import descendants
+
+    cluster = wl.connect(timeout=PATIENCE_S)
+    began, ip = cluster.clock, ray.util.get_node_ip_address()
+    total = cluster.tensor("total", (16,), rule=wl.Sum(), dtype="int64", sync="bsp")
+    while cluster.clock < 40:
+        if cluster.clock == 20 and cluster.rank == 0 and first(folder, "asked"):
+            cluster.save().wait(PATIENCE_S)
+        if cluster.clock == 30 and ip == last and first(folder, "lost"):
+            raylet = os.getppid()
+            for pid in [raylet, *(pid for pid in descendants(raylet) if pid != os.getpid()), os.getpid()]:
+                os.kill(pid, signal.SIGKILL)
+        total.push_pull(np.ones(16, np.int64))
+        cluster.tick()
+    return began, int(total.pull()[0])

@@ -47,6 +47,8 @@ def connected(nodes: Nodes) -> Iterator[None]:
 def looked_at(nodes: Nodes, connected: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run with all that was seen of it while it went on: rank 1 has died once, and rank 0 waits."""
     folder = tmp_path_factory.mktemp("look")
+    config = folder / "windlass.toml"
+    config.write_text('failure_timeout = 7\n[apps.default]\nmemory_bytes_max = "1Gi"\n')
 
     def run() -> list[Any]:
         return wl.ray.run(
@@ -58,6 +60,7 @@ def looked_at(nodes: Nodes, connected: None, tmp_path_factory: pytest.TempPathFa
             strategy="SPREAD",
             on_worker_loss="wait",
             sync="bsp",
+            config=str(config),
         )
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -118,6 +121,12 @@ def test_a_server_has_as_many_threads_as_cpus(looked_at: dict[str, Any]):
     assert [one.environment["WINDLASS_THREADS"] for one in servers] == ["2", "2"]
 
 
+def test_settings_reach_the_nodes_from_a_file_that_only_the_driver_has(looked_at: dict[str, Any]):
+    status = looked_at["results"][0]["status"]
+    assert status["timeouts"]["failure_timeout"] == 7
+    assert [app["quota_bytes"] for app in status["apps"]] == [1 << 30]
+
+
 def test_the_token_is_listed_nowhere(nodes: Nodes, looked_at: dict[str, Any]):
     token = looked_at["token"]
     assert len(token) == 64
@@ -151,7 +160,7 @@ def test_an_exception_is_raised_with_its_rank_and_its_traceback(connected: None)
 @pytest.mark.parametrize(
     ("options", "missing"),
     [
-        ({"resources_per_worker": {"GPU": 1}, "workers": 3}, "missing:  3 GPU, which the cluster does not have"),
+        ({"resources_per_worker": {"GPU": 2}, "workers": 3}, "missing:  2 GPU, which the cluster does not have"),
         ({"resources_per_worker": {"CPU": 40}}, "missing:  29 CPU, which the cluster does not have"),
         ({"resources_per_server": {"CPU": 8}}, "missing:  a node with 8 CPU for a server"),
         ({"workers": 2, "strategy": "STRICT_SPREAD"}, "missing:  a node for each of 3, as STRICT_SPREAD wants"),
@@ -199,7 +208,7 @@ def test_a_server_that_dies_is_the_start_of_another_life_from_the_last_checkpoin
 
 
 SCRIPT = """
-    import sys, time
+    import os, sys, time
     import numpy as np
     import windlass as wl
     import beside  # a module next to the script
@@ -208,6 +217,7 @@ SCRIPT = """
     w.push(np.ones(8, np.float32)).wait()
     cluster.barrier(timeout=300)
     print(f"rank {cluster.rank} of {cluster.world_size} has {w.pull()[0]:g}, {sys.argv[1:]}, {beside.SAYS}", flush=True)
+    print(f"place {os.environ['LOCAL_RANK']} sees GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
     cluster.barrier(timeout=300)
     time.sleep(300 if sys.argv[1:2] == ["stay"] else 0)
     sys.exit(3 if sys.argv[1:] == ["fail"] and cluster.rank == 1 else 0)
@@ -262,12 +272,17 @@ def test_a_script_runs_on_ray_by_the_same_command_and_nothing_is_left_when_that_
 
 def test_a_job_that_is_submitted_runs_on_ray_by_the_same_command(nodes: Nodes, program: pathlib.Path):
     submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", nodes.dashboard]
-    command = [*submit, "--working-dir", ".", "--", sys.executable, *RUN, "train.py", "fail"]
+    gpus = ["--resources-per-worker=GPU=1", "--strategy=STRICT_PACK"]
+    command = [*submit, "--working-dir", ".", "--", sys.executable, *RUN, *gpus, "train.py", "fail"]
     done = subprocess.run(
         command, env=nodes.environment, cwd=program, capture_output=True, text=True, timeout=PATIENCE_S
     )
     output = done.stdout + done.stderr
     assert {rank for rank, _ in said_by(output)} == {"worker 0", "worker 1"}, output  # the command repeats them
+    sees = {place: gpus.split(",") for place, gpus in re.findall(r"place (\d) sees GPU (\d,\d)", output)}
+    assert sees.keys() == {"0", "1"}
+    assert sees["0"] == sees["1"]  # so that LOCAL_RANK says which is whose
+    assert sorted(sees["0"]) == ["0", "1"]
     assert "windlass run: worker 1 ended with exit code 3" in output
     assert done.returncode != 0
     nodes.until_nothing_is_left()
@@ -280,4 +295,39 @@ def test_mnist_trains_to_the_usual_accuracy(nodes: Nodes):
     assert done.returncode == 0, done.stdout + done.stderr
     accuracy = re.search(r"test accuracy (\d\.\d+)", done.stdout + done.stderr)
     assert accuracy is not None, done.stdout
-    assert float(accuracy[1]) >= 0.97
+    assert float(accuracy[1]) >= 0.95  # 0.96 to 0.97 without Ray
+
+
+@pytest.mark.long
+def test_what_was_on_a_node_that_is_lost_goes_on_elsewhere(tmp_path: pathlib.Path):
+    """Its worker is replaced; with the server or the scheduler on it, everything starts from the checkpoint."""
+    with Nodes(6, 6, paths=(str(HERE),)) as nodes:
+        code = f"""
+            import windlass as wl, ray_work
+            arguments = {(str(tmp_path), nodes.ips[1])!r}
+            options = {{"failure_timeout": 3, "checkpoint_dir": {str(tmp_path / "saved")!r}}}
+            print(wl.ray.run(ray_work.lose_node, arguments, workers=2, on_worker_loss="wait", **options))
+        """
+        driver = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=nodes.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert driver.returncode == 0, driver.stdout + driver.stderr
+        assert (tmp_path / "lost").exists()
+        *_, results = driver.stdout.splitlines()
+        assert re.fullmatch(r"\[\(\d+, 80\), \(\d+, 80\)\]", results), driver.stdout
+        assert results != "[(0, 80), (0, 80)]", "somebody began later"
+
+
+@pytest.mark.long
+def test_the_suite_that_measures_ray_has_all_its_figures(tmp_path: pathlib.Path):
+    command = [sys.executable, "-m", "windlass", "bench", "ray", "--short", "--json", str(tmp_path / "ray.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "ray.json").read_text())["figures"]
+    kept = json.loads((ROOT / "benchmarks" / "ray.json").read_text())["figures"]
+    assert [figure["name"] for figure in figures] == [figure["name"] for figure in kept]
+    assert all(figure["ratio"] > 0 for figure in figures)

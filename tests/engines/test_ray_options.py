@@ -1,6 +1,7 @@
 """What windlass.ray says and refuses before it needs Ray, which most installations do not have."""
 
 import pathlib
+import socket
 import sys
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import windlass as wl
 from windlass._cli import app
+from windlass.ray._run import init
 from windlass.ray._script import read_resources, runtime_env, within
 
 
@@ -17,6 +19,7 @@ def test_ray_is_imported_only_where_it_is_used():
         import sys
         import windlass, windlass._cli, windlass.ray, windlass.launch.run
         assert "ray" not in sys.modules
+        assert "numpy" not in sys.modules, "an actor that owns a process needs none"
     """)
 
 
@@ -97,3 +100,14 @@ def test_options_of_ray_need_ray(tmp_path: pathlib.Path):
         said = CliRunner().invoke(app, ["run", option, str(tmp_path / "train.py")])
         assert said.exit_code == 2
         assert f"{option.partition('=')[0]} is for --on ray" in said.output
+
+
+def test_an_address_where_no_ray_is_ends_the_command_at_once(monkeypatch: pytest.MonkeyPatch):
+    class Ray:
+        is_initialized = staticmethod(lambda: False)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        at = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", at)
+    with pytest.raises(wl.WindlassError, match=rf"wl.ray.run: Ray at RAY_ADDRESS={at}: .*[Rr]efused"):
+        init(Ray(), "wl.ray.run")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import PATIENCE_S
+from helpers import PATIENCE_S, check_python
 from nets import assert_close, loss_of, mlp, same, train, weights
 
 import windlass as wl
@@ -33,6 +33,22 @@ def test_a_compiled_module_trains_alike(cluster: wl.Cluster, options: dict[str, 
     opt.finish()
     assert_close(weights(ours), weights(theirs))
     torch._dynamo.reset()
+
+
+def test_a_training_begins_without_the_compiler_of_torch() -> None:
+    """Importing it takes a second of a processor, and torch does so for every optimizer of its own."""
+    code = """
+import sys, torch, windlass as wl
+model = torch.nn.Linear(3, 2)
+with wl.connect(threads=1) as cluster:
+    opt = wl.torch.ServerOptimizer(model, wl.SGD(lr=0.1), cluster=cluster)
+    for _ in range(2):
+        model(torch.ones(4, 3)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+print("torch._dynamo" in sys.modules)
+"""
+    assert check_python(code) == "False\n"
 
 
 @embedded

@@ -93,7 +93,8 @@ class _Filling:
             self.put_piece(read.shard, places[name], read.offset, array)
 
     def put_rows(self, shard: int, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
-        self.shelf.rows(self.number, shard, len(arrays["keys"]), [*map(_bytes_of, arrays.values())])
+        in_all = self.there[shard].facts.rows
+        self.shelf.rows(self.number, shard, len(arrays["keys"]), [*map(_bytes_of, arrays.values())], in_all)
 
     def put_piece(self, shard: int, place: int, offset: int, array: "np.ndarray[Any, Any]") -> None:
         self.shelf.piece(self.number, shard, place, offset * array.itemsize, _bytes_of(array))

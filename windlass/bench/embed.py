@@ -31,6 +31,7 @@ from windlass.testing import Servers
 DIM, LR = 64, 1e-3
 BAGS = ((1, 1.0), (10, 0.8))  # sizes, and the bar against fbgemm
 FEATURE_BATCH = 8192
+BATCH_SHORT, FEATURE_BATCH_SHORT = 5000, 256
 DLRM_DIM = 16
 FILL = 1 << 18  # rows in a push
 
@@ -70,12 +71,22 @@ def fill(cluster: wl.Cluster, table: Any, keys: Any, dim: int) -> None:
 def drawn(suite: Suite, rows: int) -> list[Any]:
     """Batches of ids."""
     rng = np.random.default_rng(5)
-    return [torch.from_numpy(zipf_ids(rng, rows, BATCH)) for _ in range(batches_of(suite))]
+    return [torch.from_numpy(zipf_ids(rng, rows, batch_of(suite))) for _ in range(batches_of(suite))]
 
 
 def batches_of(suite: Suite) -> int:
     """How many are drawn."""
     return 2 if suite.short else BATCHES
+
+
+def batch_of(suite: Suite) -> int:
+    """Ids of one feature in a batch."""
+    return BATCH_SHORT if suite.short else BATCH
+
+
+def feature_batch_of(suite: Suite) -> int:
+    """Samples of many features in a batch."""
+    return FEATURE_BATCH_SHORT if suite.short else FEATURE_BATCH
 
 
 # -- one feature -------------------------------------------------------------------------------------------------------
@@ -87,8 +98,8 @@ def one_feature(suite: Suite, rows: int) -> None:
         ("Adagrad", wl.Adagrad(lr=LR), lambda p: torch.optim.Adagrad(p, lr=LR), 3.0),
         ("SparseAdam", wl.Adam(lr=LR), lambda p: torch.optim.SparseAdam(p, lr=LR), 5.0),
     )
-    batches = [(ids,) for ids in drawn(suite, rows)]
-    grad = torch.full((BATCH, DIM), 1e-3)
+    batches, batch = [(ids,) for ids in drawn(suite, rows)], batch_of(suite)
+    grad = torch.full((batch, DIM), 1e-3)
     for name, rule, optimizer, bar in cases:
         layer = nn.Embedding(rows, DIM, sparse=True)
         theirs = trained(layer, [optimizer(list(layer.parameters()))], grad)
@@ -98,7 +109,7 @@ def one_feature(suite: Suite, rows: int) -> None:
             del ours
         title = f"Embedding {name}, dim {DIM}, 1 thread"
         against = f"nn.Embedding(sparse=True), {name}"
-        suite.rate(title, BATCH / 1e6, "M rows/s", mine, limit, bar=bar, against=against)
+        suite.rate(title, batch / 1e6, "M rows/s", mine, limit, bar=bar, against=against)
         del layer, theirs
 
 
@@ -113,10 +124,11 @@ def beside_fbgemm(suite: Suite, rows: int) -> None:
     """EmbeddingBag with row-wise Adagrad against fbgemm's table."""
     if not have("fbgemm_gpu"):
         suite.note("fbgemm's TBE: not measured, it is not installed (pip install fbgemm-gpu-cpu)")
+    batch = batch_of(suite)
     for bag, bar in BAGS:
-        ids = [some[: BATCH // bag * bag] for some in drawn(suite, rows)]
-        offsets = torch.arange(0, BATCH + 1, bag)
-        grad = torch.full((BATCH // bag, DIM), 1e-3)
+        ids = [some[: batch // bag * bag] for some in drawn(suite, rows)]
+        offsets = torch.arange(0, batch + 1, bag)
+        grad = torch.full((batch // bag, DIM), 1e-3)
         with wl.connect(threads=1) as cluster:
             module = wl.torch.EmbeddingBag(
                 "bags", DIM, mode="sum", rule=wl.RowAdagrad(lr=LR), include_last_offset=True, cluster=cluster
@@ -125,12 +137,12 @@ def beside_fbgemm(suite: Suite, rows: int) -> None:
             batches = [(some, offsets) for some in ids]
             sides = [in_a_cycle(batches, ours)]
             if have("fbgemm_gpu"):
-                sides.append(in_a_cycle(batches, peers.tbe(rows, DIM, bag, BATCH, LR)))
+                sides.append(in_a_cycle(batches, peers.tbe(rows, DIM, bag, batch, LR)))
             mine, *limit = in_turns(*sides, length=suite.length)
             del ours, module
         title = f"EmbeddingBag RowAdagrad, bags of {bag}, dim {DIM}, 1 thread"
         against = f"fbgemm TBE, bags of {bag}" if limit else ""
-        suite.rate(title, BATCH / 1e6, "M rows/s", mine, *limit, bar=bar, against=against)
+        suite.rate(title, batch / 1e6, "M rows/s", mine, *limit, bar=bar, against=against)
 
 
 # -- many features -----------------------------------------------------------------------------------------------------
@@ -139,10 +151,10 @@ def beside_fbgemm(suite: Suite, rows: int) -> None:
 def many_features(suite: Suite, rows: int) -> None:
     """26 features in one module, and in 26, against 26 nn.EmbeddingBag; row-wise Adagrad beside TorchRec."""
     criteo = Criteo(rows)
-    counts = criteo.cardinalities
-    batches = [(torch.from_numpy(criteo.batch(i, FEATURE_BATCH).ids),) for i in range(batches_of(suite))]
-    grad = torch.full((FEATURE_BATCH, len(FEATURES), DIM), 1e-3)
-    amount = FEATURE_BATCH * len(FEATURES) / 1e6
+    counts, batch = criteo.cardinalities, feature_batch_of(suite)
+    batches = [(torch.from_numpy(criteo.batch(i, batch).ids),) for i in range(batches_of(suite))]
+    grad = torch.full((batch, len(FEATURES), DIM), 1e-3)
+    amount = batch * len(FEATURES) / 1e6
 
     def together(rule: wl.Rule, cluster: wl.Cluster) -> Side:
         module = wl.torch.EmbeddingBags(FEATURES, DIM, table="many", rule=rule, cluster=cluster)
@@ -171,7 +183,7 @@ def many_features(suite: Suite, rows: int) -> None:
         suite.note("TorchRec: not measured, it is not installed (pip install torchrec fbgemm-gpu-cpu)")
         return
     with wl.connect(threads=1) as cluster:
-        fused = in_a_cycle(batches, peers.torchrec(FEATURES, counts, DIM, FEATURE_BATCH, LR))
+        fused = in_a_cycle(batches, peers.torchrec(FEATURES, counts, DIM, batch, LR))
         mine, limit = in_turns(together(wl.RowAdagrad(lr=LR), cluster), fused, length=suite.length)
     name = f"26 features, one EmbeddingBags, RowAdagrad, dim {DIM}, 1 thread"
     suite.rate(name, amount, "M rows/s", mine, limit, against="TorchRec FusedEmbeddingBagCollection")
@@ -196,8 +208,8 @@ def whole_model(suite: Suite, rows: int) -> None:
     """DLRM with its tables and its network on the server inside, against torch's modules and Adagrad."""
     if (make := dlrm(suite)) is None:
         return
-    criteo = Criteo(rows)
-    batches = [tuple(map(torch.from_numpy, criteo.batch(i, FEATURE_BATCH))) for i in range(batches_of(suite))]
+    criteo, batch = Criteo(rows), feature_batch_of(suite)
+    batches = [tuple(map(torch.from_numpy, criteo.batch(i, batch))) for i in range(batches_of(suite))]
     with wl.connect() as cluster:
         tables = wl.torch.EmbeddingBags(FEATURES, DLRM_DIM, table="dlrm", rule=wl.Adagrad(lr=LR), cluster=cluster)
         ours = make(tables, NUMBERS, len(FEATURES), DLRM_DIM)
@@ -213,8 +225,8 @@ def whole_model(suite: Suite, rows: int) -> None:
         )
         del optimizer
     suite.rate(
-        f"DLRM, Adagrad, dim {DLRM_DIM}, batch {FEATURE_BATCH:,}",
-        FEATURE_BATCH,
+        f"DLRM, Adagrad, dim {DLRM_DIM}, batch {batch:,}",
+        batch,
         "samples/s",
         mine,
         limit,

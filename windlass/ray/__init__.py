@@ -99,7 +99,7 @@ def run(
         Work(function, tuple(args), dict(kwargs or {})),
         log_dir=None if read.log_dir is None else read.log_dir.absolute(),
     )
-    init(ray)
+    init(ray, job.who)
     return results_of(live(ray, job), job)
 
 
@@ -178,7 +178,7 @@ def start(
         _say,
         log_dir=None if read.log_dir is None else read.log_dir.absolute(),
     )
-    init(ray)
+    init(ray, job.who)
     return Servers(ray, job)
 
 

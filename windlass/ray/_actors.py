@@ -26,7 +26,7 @@ from windlass.launch.run import END_SECONDS, runnable
 
 _BACKLOG = 1024
 _NOT_INHERITED = ("WINDLASS_TOKEN", "WINDLASS_TOKEN_FILE", "WINDLASS_CONFIG")  # of whoever started Ray on the node
-_WHY_CHARACTERS_MAX = 200
+_WHY_CHARACTERS_MAX = 300
 _ASK_SECONDS = 2.0  # for the scheduler to answer
 
 
@@ -59,8 +59,9 @@ class Ended:
 
 
 def why_lost(error: Exception) -> str:
-    """What Ray says of the end of an actor, in short: the last of many lines."""
-    return str(error).strip().rpartition("\n")[2][:_WHY_CHARACTERS_MAX]
+    """What Ray says of the end of an actor, in short: the last of many lines, without causes that are often seen."""
+    last = str(error).strip().rpartition("\n")[2].strip()
+    return last.partition(" Some common causes")[0][:_WHY_CHARACTERS_MAX]
 
 
 def here() -> Here:
@@ -239,6 +240,8 @@ class Caller:
         """What the function returns. Whatever clusters it has left open are closed."""
         from windlass._client.open_clusters import close_all
 
+        for name in _NOT_INHERITED:
+            os.environ.pop(name, None)
         os.environ.update(environment)
         os.environ["WINDLASS_TOKEN"] = how.token.decode()
         failed = True

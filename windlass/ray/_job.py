@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Callable
 
 from windlass._errors import InvalidArgument
-from windlass._objects.arrays import is_whole
 from windlass._settings import Settings
 from windlass.launch import STRATEGIES
 from windlass.ray._actors import Work
@@ -37,7 +36,7 @@ class Job:
             raise InvalidArgument(f"{who}: strategy: expected one of {strategies}, not {self.strategy!r}")
         if self.resume is not None and self.settings.checkpoint_dir is None:
             raise InvalidArgument(f"{who}: resume: there is no place to look for checkpoints; give checkpoint_dir")
-        if not is_whole(self.restarts) or self.restarts < 0:
+        if not isinstance(self.restarts, int) or self.restarts < 0:
             raise InvalidArgument(f"{who}: restarts: expected a whole number from 0 on, not {self.restarts!r}")
 
     @property

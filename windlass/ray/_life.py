@@ -12,7 +12,7 @@ import collections
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from windlass._errors import ServerLost, WindlassError
@@ -99,7 +99,7 @@ class Life:
         self._starts: collections.Counter[int] = collections.Counter()
         self._undecided: list[Failure] = []  # until it is known whether the others go on
         self._gone = False  # a server or the scheduler
-        self._lost_code = 0  # of the server that was lost
+        self._lost_code = 1  # of the server that was lost
         self.over = False  #: the others cannot go on
         self.results: dict[int, Any] = {}  #: by rank
         self.lost_workers: list[Failure] = []  #: without which the others went on
@@ -114,15 +114,19 @@ class Life:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
-    def begin(self) -> str:
-        """Starts everything. The scheduler's address."""
+    @property
+    def address(self) -> str:
+        """The scheduler's."""
+        return self._services.address
+
+    def begin(self) -> None:
+        """Starts everything."""
         self._services.start()
         ranks = list(self._workers)
         asked = [self._workers[rank].here.remote() for rank in ranks]
         self._here = dict(zip(ranks, self._services.reach(asked, "workers"), strict=True))
         for rank in ranks:
             self._start(rank)
-        return self._services.address
 
     def _start(self, rank: int) -> None:
         actor, how = self._workers[rank], How(self._job.token, log_dir=self._job.log_dir, again=self._starts[rank] > 0)
@@ -222,7 +226,10 @@ class Life:
     def _worker_failed(self, failure: Failure) -> None:
         """The others go on, unless they could not; or it is replaced."""
         settings, rank = self._job.settings, failure.rank
-        if failure.says_server_lost and settings.checkpoint_dir is not None and self._server_ends():
+        if failure.says_server_lost and settings.checkpoint_dir is not None:
+            self._await_server()
+            self.lost = self.lost or f"worker {rank} {failure.why}"  # a node that is out of reach tells nothing itself
+            self.over = True
             return
         waits = settings.on_worker_loss == "wait"
         if waits and failure.code != GROUP_LOST and self._starts[rank] <= REPLACEMENTS_MAX and not self._gone:
@@ -240,14 +247,13 @@ class Life:
         self.over = self.over or waits or failure.code == GROUP_LOST
         self._undecided.append(failure)
 
-    def _server_ends(self) -> bool:
-        """Whether a server turns out to have ended, which a worker has noticed first."""
+    def _await_server(self) -> None:
+        """The end of a server that a worker has noticed first."""
         deadline = time.monotonic() + _SERVER_SECONDS
-        while self.lost is None and time.monotonic() < deadline:
+        while self.lost is None and self._services.ends and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(self._services.ends), num_returns=1, timeout=_LOOK_SECONDS)
             for ref in ready:
                 self._service_ended(ref)
-        return self.lost is not None
 
     def _decide(self) -> None:
         """Whether the others go on: not before all have come once, since they wait for the one that failed."""
@@ -287,10 +293,6 @@ class Life:
     def fetch(self) -> str:
         """The JSON of the status. Raises if there is none."""
         return self._services.fetch()
-
-    def early(self) -> Sequence[str]:
-        """Of servers and the scheduler those that have ended, and how."""
-        return self._services.early()
 
     def end(self) -> None:
         """Ends what still runs: workers first. When this returns, the processes of the run are gone."""

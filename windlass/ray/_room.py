@@ -73,10 +73,10 @@ class Room:
         }
 
     def node_of(self, bundle: int) -> str:
-        """The id of the node where it is."""
+        """The id of the node where it is; empty while Ray looks for another one."""
         from ray.util import placement_group_table
 
-        return str(placement_group_table(self._group)["bundles_to_node_id"][bundle])
+        return str(placement_group_table(self._group)["bundles_to_node_id"].get(bundle, ""))
 
     def missing(self) -> str:
         """What is wanted, what there is, and what of it is missing."""

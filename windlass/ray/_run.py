@@ -1,11 +1,14 @@
 """A run on Ray from beginning to end: its room, its lives, and what came of it."""
 
 import contextlib
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from windlass._errors import ServerLost
+from windlass._errors import ServerLost, WindlassError
+from windlass._net.address import Address, dial
 from windlass._settings import Settings, given_token
 from windlass.launch import rundir
 from windlass.launch.run import newest_checkpoint
@@ -13,9 +16,12 @@ from windlass.ray._interrupts import Interrupts
 from windlass.ray._job import Job
 from windlass.ray._life import Life, WorkerLost
 from windlass.ray._room import Room
+from windlass.ray._services import NodeLost
 
 if TYPE_CHECKING:
     from windlass.observe.display import Display
+
+_DIAL_SECONDS = 10.0
 
 
 def token_for(settings: Settings) -> bytes:
@@ -59,9 +65,9 @@ def live(
     with room_for(ray, job) as room:
         resume = job.resume
         for attempt in range(job.restarts + 1):
-            life = Life(ray, job, room, resume, work)
+            life = begun(ray, job, room, resume, work)
             try:
-                with noted(job, life.begin()), interrupts.heard():
+                with noted(job, life.address), interrupts.heard():
                     life.wait(interrupts, None if display is None else display(life))
             finally:
                 life.end()
@@ -71,6 +77,23 @@ def live(
             where = "from the beginning: there is no checkpoint yet" if resume is None else "from the last checkpoint"
             job.say(f"{life.lost}; restart {attempt + 1} of {job.restarts}, {where}")
     return life
+
+
+def begun(ray: Any, job: Job, room: Room, resume: str | None, work: Any) -> Life:
+    """A life that has begun; another one, for start_timeout, if Ray takes a node for alive that is not."""
+    deadline = time.monotonic() + job.settings.start_timeout
+    while True:
+        life = Life(ray, job, room, resume, work)
+        try:
+            life.begin()
+            return life
+        except NodeLost:
+            life.end()
+            if time.monotonic() > deadline:
+                raise
+        except BaseException:
+            life.end()
+            raise
 
 
 def results_of(life: Life, job: Job) -> list[Any]:
@@ -93,7 +116,14 @@ def read_resume(resume: bool | str) -> str | None:
     return "newest" if resume is True else resume or None
 
 
-def init(ray: Any, **options: Any) -> None:
+def init(ray: Any, who: str, **options: Any) -> None:
     """Connects to the cluster that Ray finds by itself, unless the program has done so."""
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    at = os.environ.get("RAY_ADDRESS", "")
+    try:
+        if at and at not in ("auto", "local") and "://" not in at:  # Ray itself would try for minutes
+            dial(Address.parse(at), time.monotonic() + _DIAL_SECONDS).close()
         ray.init(**options)
+    except (WindlassError, ConnectionError, RuntimeError, ValueError) as error:
+        raise WindlassError(f"{who}: Ray{f' at RAY_ADDRESS={at}' if at else ''}: {error}") from error

@@ -63,7 +63,7 @@ def run_script(
         show_plan(job)
         return 0
     ray = need("ray", _WHO)
-    init(ray, runtime_env=runtime_env(os.environ), logging_level="WARNING")
+    init(ray, _WHO, runtime_env=runtime_env(os.environ), logging_level="WARNING")
     nodes = sum(node["Alive"] for node in ray.nodes())
     where = ray.get_runtime_context().gcs_address
     show(f"windlass run: {job.name!r} on Ray at {where}, {nodes} node{'' if nodes == 1 else 's'}", sys.stderr)

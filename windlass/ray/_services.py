@@ -14,6 +14,11 @@ from windlass.ray._room import Room
 
 _END_SECONDS = 6.0  # for an actor to say that its process has ended
 _ANSWER_SECONDS = 5.0
+_NODE_LOST = "its node has died"  # what Ray says, and nothing else that tells it
+
+
+class NodeLost(WindlassError):
+    """Ray has placed an actor on a node that it did not know to be dead."""
 
 
 class Services:
@@ -68,7 +73,8 @@ class Services:
                 f"{self._job.who}: {what} did not start within {seconds:g} s\n{self._room.missing()}"
             ) from error
         except self._ray.exceptions.RayActorError as error:
-            raise WindlassError(f"{self._job.who}: {what} cannot start: {error}") from error
+            kind = NodeLost if _NODE_LOST in str(error) else WindlassError
+            raise kind(f"{self._job.who}: {what} cannot start: {error}") from error
 
     def outcome(self, ref: Any) -> Ended:
         """How one of them has ended; also when its actor was lost."""

@@ -44,7 +44,8 @@ def descendants(pid: int) -> list[int]:
 class Nodes:
     """A context manager: the cluster lives from enter to exit. Several beside each other do not meet.
 
-    cpus: of each node. paths: folders with modules that its processes are to find.
+    cpus: of each node, which also has two GPUs as far as Ray knows. paths: folders with modules that its processes are
+    to find.
     """
 
     def __init__(self, *cpus: int, dashboard: bool = False, paths: tuple[str, ...] = ()) -> None:
@@ -93,8 +94,10 @@ class Nodes:
 
     def __exit__(self, *error: object) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(END_S)
+        self._process.stdout.close()
         self._log.close()
 
 
@@ -111,7 +114,7 @@ def main() -> None:
             cluster.add_node(
                 node_ip_address=node["ip"],
                 num_cpus=node["cpus"],
-                resources=node.get("resources", {}),
+                num_gpus=2,
                 object_store_memory=STORE_BYTES,
                 include_dashboard=i == 0 and node.get("dashboard", False),
                 dashboard_host=node["ip"],

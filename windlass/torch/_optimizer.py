@@ -2,6 +2,8 @@
 
 import atexit
 import contextlib
+import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,6 +27,23 @@ from windlass.torch._overlap import BUCKET_BYTES, Overlap
 from windlass.torch._owned_tables import OwnedTables, cluster_of, table_modules
 from windlass.torch._rules import groups_of, numbers_of, rule_of
 from windlass.torch._state import load_state, state_of
+
+# What torch wraps around these, so that torch.compile does not trace them, imports all of torch.compile when they are
+# called: a second of the start of every training. So we call what is underneath, and wrap our own.
+_add_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+_zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+
+def _untraced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that torch.compile leaves alone, and that does not import it."""
+    disabled = torch._disable_dynamo(method)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (disabled if torch.compiler.is_compiling() else method)(*args, **kwargs)
+
+    return call
+
 
 _OF_PARAMS = ("params", "param_names")  # keys of a group that say nothing of a table
 _all: "weakref.WeakSet[ServerOptimizer]" = weakref.WeakSet()
@@ -171,10 +190,11 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         opened = {module.table_name: module._open(rule, self._sync) for module in modules}
         rest = {key: value for key, value in param_group.items() if key not in ("rule", "params", "tables")}
         group = {"params": [], "tables": list(opened), "rule": rule} | named | numbers_of(rule) | rest
-        super().add_param_group(group)
+        _add_group(self, group)
         for table in opened.values():
             self._tables.add(table, group, self)
 
+    @_untraced
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """A further group, with a rule and numbers of its own or the common ones; the same in every worker."""
         if not isinstance(param_group, dict):
@@ -184,7 +204,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
             return
         rule = rule_of(param_group, self._rule, self._what)
         group = {"rule": rule} | numbers_of(rule) | {k: v for k, v in param_group.items() if k != "rule"}
-        super().add_param_group(group)
+        _add_group(self, group)
         if self._agreement is None:  # the optimizer is being made
             return
         self.finish()
@@ -245,7 +265,7 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @_untraced
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None, *, weight: float = 1.0) -> Any:
         """Gradients go to the servers, weights come back; this worker's iteration is closed.
@@ -330,12 +350,13 @@ class ServerOptimizer(torch.optim.Optimizer, Joinable):  # type: ignore[misc]
         if self._buffers is not None:
             self._buffers.pull()
 
+    @_untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; tables' gradients are forgotten, too. (``model.zero_grad()`` does not know of those.)
 
         While gradients are being sent, the next ones go into other memory.
         """
-        super().zero_grad(set_to_none=set_to_none)
+        _zero_grad(self, set_to_none=set_to_none)
         self._tables.drop()
         if not set_to_none:
             for flat in self._flats:

@@ -355,8 +355,8 @@ TEST(decoders_read_any_mutated_frame) {
 
 // Against a living host. After each stream the victim is looked at.
 TEST(a_host_survives_mutated_streams_and_others_keep_what_they_have) {
-  // S6: 10^5 per commit where AddressSanitizer looks on, which takes half a minute; fewer where it does not.
-  const uint64_t some = test::kSlowness == 2 ? 200'000 : 30'000;
+  // S6: with those of the decoders 10^5 per commit where AddressSanitizer looks on; fewer where it does not.
+  const uint64_t some = test::kSlowness == 2 ? 80'000 : 30'000;
   const uint64_t rounds = (test::accurate() ? 1'000'000 : some) / test::kSlowness;
   uint64_t done = 0, streams = 0, skipped = 0;
   for (uint64_t round = 0; done < rounds; ++round) {

@@ -45,7 +45,7 @@ Status restore_piece(ServedObject& object, uint32_t index, size_t piece, uint64_
 }
 
 Status restore_rows(ServedObject& object, uint32_t index, uint64_t rows,
-                    const std::vector<std::span<const std::byte>>& arrays) {
+                    const std::vector<std::span<const std::byte>>& arrays, uint64_t in_all) {
   if (object.table() == nullptr) return wrong(object, index, "rows of a table", 0, rows);
   Table& table = *object.table();
   const uint64_t row_bytes = table.copy_bytes();
@@ -57,6 +57,7 @@ Status restore_rows(ServedObject& object, uint32_t index, uint64_t rows,
     if (rows > bytes / one || rows * one != bytes)
       return wrong(object, index, "bytes of rows", rows > bytes ? one : rows * one, bytes);
   }
+  WL_RETURN_IF_ERROR(at_home(object, index, [&](Shard&) { return table.expect(index, in_all); }));
   const uint64_t most = std::max<uint64_t>(1, limits::kShardChunkBytes / row_bytes);  // at a turn
   std::vector<std::byte> some(std::min(most, rows) * row_bytes);
   for (uint64_t done = 0; done < rows; done += most) {
