@@ -5,10 +5,15 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
+import windlass as wl
 from windlass.bench._figures import MEASURED, Suite
 from windlass.bench._turns import Times, in_turns, timed
 from windlass.control import messages as m
@@ -48,6 +53,8 @@ def run(console: Console, rows: int, short: bool = False) -> Suite:
     gather(suite, 20 if short else SESSIONS)
     events(suite, 500 if short else MEMBERS)
     idle(suite, 1.0 if short else 10.0)
+    restart(suite)
+    grow_and_shrink(suite, 16 << 20 if short else 1 << 30)
     return suite
 
 
@@ -155,6 +162,82 @@ def idle(suite: Suite, seconds: float) -> None:
         for name, pid in processes.items():
             share = (_cpu_seconds(pid) - before[name]) / seconds
             suite.value(f"idle {name}", share * 100, "% of a core", value_bar=1)
+
+
+def restart(suite: Suite) -> None:
+    """A scheduler that is killed: until another one has its journal, and all members are back."""
+    with LocalCluster(servers=2, failure_timeout=10.0, keeps=True) as cluster, cluster.connect() as worker:
+        worker.tensor("w", 1000, rule=wl.Sum())
+
+        def again() -> float:
+            before = cluster.status()["generation"]
+            cluster.scheduler.kill()
+            begun = time.perf_counter()
+            cluster.restart_scheduler()
+            until(lambda: _is_right(cluster.status(), before + 1), "the status is right", 60)
+            return time.perf_counter() - begun
+
+        (took,) = in_turns(lambda calls: [again() for _ in range(calls)], length=suite.runs)
+    suite.latency("scheduler killed, until the next one's status is right", "s", took, value_bar=5)
+
+
+def _is_right(status: dict[str, Any], generation: int) -> bool:
+    there = [one for one in status["members"] if one["away_seconds"] is None]
+    return status["generation"] == generation and not status["returning"] and len(there) == 3
+
+
+def grow_and_shrink(suite: Suite, nbytes: int) -> None:
+    """A third server: until bytes are even, against a copy of those that must move. Then one is drained."""
+    with LocalCluster(servers=2, failure_timeout=10.0) as cluster, cluster.connect(timeout=600) as worker:
+        large = worker.tensor("large", nbytes // 4, rule=wl.SGD(lr=0.1))
+        large.push(np.zeros(nbytes // 4, np.float32)).wait()
+        small = worker.tensor("small", 1 << 16, rule=wl.SGD(lr=0.1))
+        grad = worker.empty(1 << 16)
+        grad[:] = 0
+        ended = threading.Event()
+        steps = [0]
+
+        def train() -> None:
+            while not ended.is_set():
+                small.push_pull(grad)
+                steps[0] += 1
+
+        def rate(true: Callable[[], object]) -> float:
+            before, begun = steps[0], time.perf_counter()
+            until(true, "measured", 600)
+            return (steps[0] - before) / (time.perf_counter() - begun)
+
+        def held() -> list[int]:
+            return [int(one["placed_bytes"]) for one in cluster.members("server")]
+
+        begun = time.perf_counter()
+        cluster.servers.append(cluster.start_server(None))
+        until(lambda: len(held()) == 3 and min(held()) > 0 and not cluster.status()["level"]["joins"], "even", 600)
+        took = time.perf_counter() - begun
+        moved = held()[2]
+        source = np.ones(moved, np.uint8)
+        copied = source.copy()
+        copying = timed(lambda: np.copyto(copied, source))(1)[0]
+        name = f"a server joins 2 that have {nbytes >> 20} MiB, until all are even"
+        suite.value(name, took, "s", limit=copying, against=f"a copy of the {moved >> 20} MiB that moved")
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            until(lambda: steps[0] > 10, "it trains", 60)
+            wait = time.perf_counter() + (0.5 if suite.short else 3.0)
+            before = rate(lambda: time.perf_counter() > wait)
+            draining = threading.Thread(target=lambda: _drain(cluster))
+            draining.start()
+            during = rate(lambda: not draining.is_alive())
+        finally:
+            ended.set()
+            thread.join()
+        suite.value("steps/s while a server is drained, of before", during / before, "x")
+
+
+def _drain(cluster: LocalCluster) -> None:
+    with cluster.operator(60.0) as operator:
+        operator.drain(2, 600.0)
 
 
 def _cpu_seconds(pid: int) -> float:
