@@ -191,4 +191,4 @@ def test_mnist_reaches_its_usual_accuracy(slurm: Slurm, tmp_path: pathlib.Path):
     assert job.wait() == "COMPLETED", job.told()
     reached = re.search(r"test accuracy (\d\.\d{4})", job.output())
     assert reached is not None, job.output()
-    assert float(reached[1]) > 0.97
+    assert float(reached[1]) > 0.95  # one epoch
