@@ -273,6 +273,16 @@ def test_members_are_told_whether_the_work_was_done():
     assert nobody.last(100, m.Shutdown).unfinished
 
 
+def test_workers_that_leave_while_the_cluster_is_told_to_end_are_not_lost():
+    brain = started(saves=True)
+    brain._note(brain.state.terminate(30.0))
+    for worker in (200, 201):
+        brain.say(worker, m.Leave(failed=True, why="SIGTERM"))
+    brain.fire("end")
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.workers_lost, brain.end.again) == (False, False, True)
+
+
 def test_a_server_that_dies_before_anything_started_can_be_replaced():
     brain = Brain(servers=2)
     brain.servers(2)

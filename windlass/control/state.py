@@ -97,6 +97,7 @@ class State:
         self.generation = 0  #: of the scheduler, if there is
         self.returning: set[int] = set()  #: members that an earlier scheduler had, and that have not come back yet
         self._noted: dict[kept.Key, None] = {}  # rows that have changed
+        self._told = False  # to end: so are workers that leave from then on, and nobody is to come in their place
         self.to_save: list[str] = []  #: the scheduler was told to end, and takes checkpoints of these apps first
         self._read_spec = read_spec
         self._same_spec = same_spec
@@ -215,6 +216,7 @@ class State:
         if self.ended or self.to_save or not self.terms.saves or not running:
             return self.stop("the scheduler was told to end")
         self._log("info", f"told to end: takes a checkpoint first, within {seconds:g} s")
+        self._told = True
         self.to_save = [app.name for app in running]
         self.saves.due(running[0])
         self._out.append(Timer("end", seconds))
@@ -863,13 +865,14 @@ class State:
         if self.shards_lost:
             servers = ", ".join(map(str, sorted(self.lost)))
             whys.append(f"all workers have left, and {self.shards_lost} shards were lost with server {servers}")
-        self._end(failed=bool(whys), why="; ".join([*(whys or ["all workers have left"]), *self.done_without.values()]))
+        why = "; ".join([*(whys or ["all workers have left"]), *self.done_without.values()])
+        self._end(failed=bool(whys), why=why, again=self._told)
 
     def _end(self, *, failed: bool, why: str, again: bool = False) -> None:
         self._log("info", f"the cluster ends: {why}")
         self.note("cluster")
         self._tell(self.members, m.Shutdown(why, failed or again))
-        self._out.append(End(failed, why, bool(self.done_without), again))
+        self._out.append(End(failed, why, bool(self.done_without) and not self._told, again))
         self.ended = True
 
     # -- what members say --------------------------------------------------------------------------------------------
