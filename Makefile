@@ -7,6 +7,7 @@ CORE_SOURCES := $(shell find csrc -name '*.cc' -o -name '*.h' -o -name '*.def')
 STUBS := windlass/_core.pyi windlass/bench/_native.pyi
 PACKAGES := $(shell find windlass -name __init__.py)
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
+APPS := mf fm pagerank kmeans gbdt sparse_lr
 RELEASE := build/release
 JOBS ?= $(shell nproc)
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
@@ -14,7 +15,7 @@ UNITY ?= ON # OFF: file by file, for who changes the core again and again
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes, and each would compile what it imports
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-core test-python test-s3 test-ray test-kubernetes lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
+.PHONY: help setup demo test test-all test-core test-python test-s3 test-engines test-ray test-kubernetes test-slurm apps apps-long lint format stubs reference bench figures asan tsan asan-short tsan-short core-tested check-core asan-short-built tsan-short-built installed clean
 
 help: ## what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -70,16 +71,34 @@ test-s3: setup ## checkpoints on S3, against moto's server
 	test -e build/s3/moto || $(BIN)/pip install --quiet --disable-pip-version-check --target build/s3 s3fs moto flask flask-cors
 	PYTHONPATH=build/s3 $(BIN)/python -m pytest -q tests/checkpoint/test_s3.py
 
+apps: setup ## each app beside its reference in a short form, in one table
+	$(BIN)/python apps/table.py
+
+apps-long: setup ## the same on their own data, in long form; minutes, with downloads
+	$(BIN)/python apps/table.py --long
+
+test-engines: test-ray test-slurm test-kubernetes ## on all engines
+
 # Apart from the others, for what Ray is made of. With LONG=1 in the long form.
 test-ray: setup ## on Ray, with two nodes on this machine
 	test -e build/ray/ray || $(PIP) --no-compile --target build/ray 'ray[default]'
 	PYTHONPATH=build/ray $(BIN)/python -m pytest -q tests/engines/test_ray.py $(if $(LONG),--accurate)
 
-# Apart from the others, too: nobody else needs these packages.
+# Apart from the others, too: nobody else needs these packages. With LONG=1 in the long form.
 test-kubernetes: setup ## what `windlass kubernetes` prints, by Kubernetes' schemas and as processes; Dask
 	test -e build/kubernetes/kubernetes_validate || $(BIN)/pip install --quiet --disable-pip-version-check --target build/kubernetes kubernetes-validate
 	test -e build/dask/distributed || $(BIN)/pip install --quiet --disable-pip-version-check --target build/dask distributed
-	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_kubernetes.py tests/engines/test_dask.py
+	PYTHONPATH=build/kubernetes:build/dask $(BIN)/python -m pytest -q tests/launch/test_kubernetes.py tests/engines/test_pods.py tests/engines/test_dask.py $(if $(LONG),--accurate)
+
+# Slurm and Open MPI are no Python packages: Debian's are installed where they are missing, which takes root. With LONG=1
+# in the long form.
+SLURM_PACKAGES := slurm-wlm munge openmpi-bin
+test-slurm: setup ## `windlass join` under Slurm and Open MPI on this host
+	{ command -v slurmctld && command -v slurmd && command -v munged && command -v mpirun; } >/dev/null \
+	  || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } >build/slurm.log 2>&1 \
+	  || { tail build/slurm.log; echo "make test-slurm: cannot install Debian's packages $(SLURM_PACKAGES)"; exit 1; }
+	ENGINES="slurm mpi" $(BIN)/python -m pytest -q tests/engines/test_slurm.py tests/engines/test_mpi.py \
+	  --numprocesses 2 --dist loadfile $(if $(LONG),--accurate)
 
 test-core: setup ## the native core's own tests
 	@$(MAKE) --no-print-directory core-tested
@@ -96,7 +115,8 @@ lint: setup ## ruff, mypy --strict, clang-format, stubs up to date
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=apps $(BIN)/mypy apps/arguments.py apps/data.py apps/packages.py apps/side_by_side.py apps/softmax/train.py apps/softmax/compare.py
+	MYPYPATH=apps $(BIN)/mypy $(wildcard apps/*.py) apps/softmax/train.py apps/softmax/compare.py
+	$(foreach app,$(APPS),MYPYPATH=apps $(BIN)/mypy apps/$(app)/train.py &&) true
 	MYPYPATH=apps:apps/small $(BIN)/mypy $(wildcard apps/small/*.py)
 	MYPYPATH=apps:apps/mnist $(BIN)/mypy $(wildcard apps/mnist/*.py)
 	MYPYPATH=apps:apps/dlrm $(BIN)/mypy $(wildcard apps/dlrm/*.py)

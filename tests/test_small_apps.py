@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 from helpers import PATIENCE_S
 
@@ -19,7 +17,7 @@ import windlass as wl
 from windlass.testing.cluster import until
 
 SMALL = Path(__file__).resolve().parents[1] / "apps" / "small"
-MODULES = ("arguments", "data", "packages", "sparse_logistic", "factorise", "kmeans", "half_precision")
+MODULES = ("arguments", "data", "packages", "sparse_logistic", "half_precision")
 
 
 @pytest.fixture
@@ -55,59 +53,6 @@ def test_sparse_logistic_regression_ranks_as_well_as_scikit_learn_with_fewer_wei
     theirs = known.predict_proba(columns.transform(logistic.features(data.x_test)))[:, 1]
     odd = data.y_test % 2
     assert roc_auc_score(odd, found) > roc_auc_score(odd, theirs) - 0.01
-
-
-def biases_alone(data) -> float:
-    """The error of the best prediction from one number per user and one per item."""
-    from scipy.sparse import csr_matrix
-    from sklearn.linear_model import Ridge
-
-    users, items = (1 + int(max(data.train[i].max(), data.test[i].max())) for i in (0, 1))
-
-    def columns(part) -> csr_matrix:
-        n = len(part[2])
-        both = np.concatenate([part[0], users + part[1]])
-        return csr_matrix((np.ones(2 * n), (np.tile(np.arange(n), 2), both)), shape=(n, users + items))
-
-    ridge = Ridge(alpha=3.0).fit(columns(data.train), data.train[2])
-    return float(np.sqrt(np.mean((ridge.predict(columns(data.test)) - data.test[2]) ** 2)))
-
-
-def test_factors_predict_what_was_held_out_better_than_biases(app):
-    factorise: ModuleType = app("factorise")
-    data = factorise.load_ratings(fallback=True)
-    with wl.connect() as cluster:
-        assert factorise.train(cluster, data, epochs=3) < 0.85 * biases_alone(data)
-
-
-@pytest.mark.long
-def test_factors_predict_movielens_better_than_biases(app):
-    factorise: ModuleType = app("factorise")
-    data = factorise.load_ratings()
-    if data.name != "MovieLens-100K":
-        pytest.skip("MovieLens-100K cannot be downloaded here")
-    with wl.connect() as cluster:
-        assert factorise.train(cluster, data, epochs=20) < biases_alone(data) - 0.01
-
-
-def test_three_workers_find_the_centres_that_scikit_learn_finds(app):
-    from sklearn.cluster import KMeans
-
-    kmeans: ModuleType = app("kmeans")
-    x = kmeans.load_digits(fallback=True).x_train
-    first = x[:10]
-
-    def work(rank: int) -> tuple[np.ndarray, float]:
-        with cluster.worker(rank, 3) as worker:
-            return kmeans.cluster_samples(worker, x, first, iterations=100)
-
-    with wl.connect() as cluster, ThreadPoolExecutor(3) as pool:
-        results = list(pool.map(work, range(3)))
-    reference = KMeans(10, init=first, n_init=1, max_iter=100, tol=0).fit(x)
-    for centres, inertia in results:
-        np.testing.assert_array_equal(centres, results[0][0])
-        assert inertia == pytest.approx(reference.inertia_, rel=1e-3)
-        np.testing.assert_allclose(centres, reference.cluster_centers_, atol=0.01)
 
 
 def test_a_model_in_bfloat16_learns_as_well_as_plain_torch_in_float32(app, one_thread):

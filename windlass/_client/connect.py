@@ -185,10 +185,12 @@ def connect(
         )
     if told := world_told(os.environ):
         name, count = told
+        advice = "start the script with `windlass run`"
+        if name != "WORLD_SIZE":
+            advice += ", or `windlass join -- python SCRIPT` behind srun or mpirun, or set WORLD_SIZE=1 to mean it"
         raise InvalidArgument(
             f"{name}={count} without a cluster's address would be {count} trainings that know nothing of each other; "
-            "start the script with `windlass run`"
-            + ("" if name == "WORLD_SIZE" else ", or set WORLD_SIZE=1 to mean it")
+            f"{advice}"
         )
     threads = usable_cores() if threads is None else threads
     if not is_whole(threads) or not 1 <= threads <= _THREADS_MAX:

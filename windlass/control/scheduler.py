@@ -195,7 +195,7 @@ class Scheduler:
                         self._line_of[member] = line
                     if member not in self.state.members:
                         continue  # given up meanwhile
-                    if (join := self.state.members[member].join).role != "operator":
+                    if (join := self.state.members[member].join).role != "operator" or join.tasks:
                         self._alive.add(member, self._now())
                         self._evidence.watch(member, join)
                 case Refuse(connection, message):
@@ -337,7 +337,7 @@ class Scheduler:
             if member is not None and self._line_of.get(member) is line:
                 del self._line_of[member]
                 there = self.state.members.get(member)
-                if there is not None and there.join.role == "operator":
+                if there is not None and there.join.role == "operator" and not there.join.tasks:
                     self.feed(Said(member, m.Leave()))
         return ws
 

@@ -715,10 +715,22 @@ class State:
                 del self.apps[member.join.app].readers[number]
             case "operator" if member.join.tasks and member.join.rank is not None:
                 self._tasks_over.add(member.join.rank)
-                for app in list(self.apps.values()) if self._no_more_tasks else []:
-                    self._give_up_waiting(app.name)
         self._free_if_unused(member.join.app)
-        if self._no_more_tasks and not self.ended:
+        if self.terms.tasks and not self.ended:
+            self._end_without_tasks()
+
+    def _end_without_tasks(self) -> None:
+        """Where the tasks of an engine are over, from which workers would come."""
+        for app in self.apps.values():
+            vain = app.waited & self._tasks_over
+            if app.workers and not app.started and app.world_size == self.terms.tasks:
+                vain = self._tasks_over - app.workers.keys()
+            if vain:
+                why = f"app {app.name!r} was lost: nobody can come in place of {named(vain)}, the task has ended"
+                self._log("error", why)
+                self._end(failed=True, why=why)
+                return
+        if self._no_more_tasks:
             self._end_if_done()
 
     @property
@@ -751,16 +763,15 @@ class State:
         self._next_view(app)
         self.saves.ask_again(app)
         if not app.workers:
-            seconds = 0.0 if self._no_more_tasks else self.terms.start_timeout
-            self._out.append(Timer(f"replace:{app.name}", seconds))
+            self._out.append(Timer(f"replace:{app.name}", self.terms.start_timeout))
 
     def _give_up_waiting(self, name: str) -> None:
         """All workers were lost, and nobody has come in their place."""
         app = self.apps.get(name)
         if app is None or app.workers or not app.waited:
             return
-        within = "" if self._no_more_tasks else f" within {self.terms.start_timeout:g} s"
-        why = f"app {name!r} was lost: nobody came{within} in place of {named(app.waited)}"
+        seconds = f"{self.terms.start_timeout:g} s"
+        why = f"app {name!r} was lost: nobody came within {seconds} in place of {named(app.waited)}"
         self._log("error", why)
         self.given_up[name] = why
         self.note("cluster")

@@ -39,6 +39,7 @@ class Child:
         prefix: str | None = None,
         pass_fds: Sequence[int] = (),
         dies_with_us: bool,
+        ignored: Sequence[signal.Signals] = (),
     ) -> None:
         self.role = role
         self.index = index
@@ -63,7 +64,7 @@ class Child:
             stderr=subprocess.STDOUT,
             process_group=0,
             pass_fds=pass_fds,
-            preexec_fn=die_with(os.getpid()) if dies_with_us else None,
+            preexec_fn=_prepare(os.getpid() if dies_with_us else None, ignored) if dies_with_us or ignored else None,
         )
         assert self.process.stdout is not None
         self.output = self.process.stdout
@@ -155,11 +156,25 @@ def describe(code: int) -> str:
     return f"signal {-code}"
 
 
-def die_with(parent: int) -> Callable[[], None]:
+def _prepare(parent: int | None, ignored: Sequence[signal.Signals]) -> Callable[[], None]:
+    """What a child does before it becomes another program: signals stay ignored."""
+    ask = None if parent is None else die_with(parent)
+
+    def prepare() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        if ask is not None:
+            ask()
+
+    return prepare
+
+
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """What a process calls to get this signal when its parent ends, however that comes about."""
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child of a fork should do little
 
     def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it died before we asked
             os._exit(1)
 

@@ -418,6 +418,74 @@ def worker(
         raise InvalidArgument(f"windlass worker: {command}: {error.strerror}") from error
 
 
+def join(
+    context: typer.Context,
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="The command, after --, and its arguments.")],
+    servers: Servers = None,
+    worker_restarts: Annotated[
+        int, typer.Option(min=0, metavar="count", help="How often a worker that dies is started again in its task.")
+    ] = 0,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue",
+            help="At SIGTERM, SIGUSR1 or SIGUSR2, after the last checkpoint, have Slurm start the job again.",
+        ),
+    ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(help="The host of the first task. Default: what the engine says.", show_default=False),
+    ] = None,
+    transport: Transport = None,
+    app: App = None,
+    sync: Sync = None,
+    on_worker_loss: OnWorkerLoss = None,
+    log_dir: LogDir = None,
+    failure_timeout: FailureTimeout = None,
+    start_timeout: StartTimeout = None,
+    linger: Linger = None,
+    threads: Threads = None,
+    memory_bytes_max: MemoryBytesMax = None,
+    arena_bytes_max: ArenaBytesMax = None,
+    staging_bytes_max: StagingBytesMax = None,
+    allow: Allow = None,
+    function_seconds: FunctionSeconds = None,
+    checkpoint_dir: CheckpointDir = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_keep: CheckpointKeep = None,
+    checkpoint_rate: CheckpointRate = None,
+    resume: Resume = False,
+    resume_from: ResumeFrom = None,
+    token_file: TokenFile = None,
+    no_token: NoToken = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    config: Config = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what servers and scheduler have to say.")
+    ] = False,
+) -> None:
+    """A task of Slurm (srun) or Open MPI (mpirun) becomes a server, or a worker that runs the command.
+
+    The first --servers tasks are servers, the first of them the scheduler as well; the others run the command.
+    """
+    from windlass.launch.join import run as run_task
+
+    settings = settings_of(locals())
+    raise typer.Exit(
+        run_task(
+            settings,
+            [command, *context.args],
+            host=host,
+            worker_restarts=worker_restarts,
+            requeue=requeue,
+            resume=resumed(resume, resume_from),
+            verbose=verbose,
+        )
+    )
+
+
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")]
 
 
@@ -572,3 +640,4 @@ def add_to(app: typer.Typer) -> None:
         app.command()(plainly(command))
     app.command(context_settings=PassThrough)(plainly(worker))
     app.command(context_settings=PassThrough)(plainly(kubernetes))
+    app.command(context_settings=PassThrough)(plainly(join))

@@ -22,6 +22,7 @@ from typing import Any
 
 from windlass._errors import InvalidArgument
 from windlass._settings import SAVE_SECONDS, Settings
+from windlass.launch import WORKERS_LOST
 from windlass.launch.environment import OF_SERVICES
 from windlass.launch.yaml import to_yaml
 
@@ -167,10 +168,11 @@ class _Made:
 
     @staticmethod
     def _hopeless(role: str) -> list[Body]:
-        """What to start again would be in vain: nobody came within `start_timeout`, or a setting is wrong."""
+        """What to start again would be in vain: nobody came within `start_timeout`, a setting is wrong, all is over."""
         if role == _WORKER:
             return []  # its exit codes are the script's
-        codes = {"containerName": role, "operator": "In", "values": [1, 2]}
+        in_vain = [1, 2, WORKERS_LOST] if role == "scheduler" else [1, 2]
+        codes = {"containerName": role, "operator": "In", "values": in_vain}
         return [{"action": "FailJob", "onExitCodes": codes}]
 
     def _jobset(self) -> Body:

@@ -18,13 +18,11 @@ import json
 import os
 import pathlib
 import secrets
-import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from windlass._errors import InvalidArgument, WindlassError
@@ -34,6 +32,7 @@ from windlass._net.token import read_token, user_folder
 from windlass._settings import SAVE_SECONDS, Settings, given_token, with_memory_cap
 from windlass.launch import CANNOT_BEGIN, ENDING, GROUP_LOST, environment, rundir
 from windlass.launch.child import Child, colours, describe
+from windlass.launch.children import Children
 from windlass.launch.failures import Failures, how, say
 from windlass.launch.last_save import LastSave, newest_in
 from windlass.launch.output import show
@@ -202,16 +201,15 @@ def _show_plan(plans: list[Plan]) -> None:
         print(f"{one.role:<10}{one.index:>3}  {' '.join(one.command)}\n{'':15}{environment}")
 
 
-class _Launch:
+class _Launch(Children):
     """The processes of a run."""
 
     def __init__(self, settings: Settings, address: str, folder: pathlib.Path, verbose: bool) -> None:
+        super().__init__(verbose)
         self._settings = settings
         self._address = Address.parse(address)
         self._folder = folder
-        self._verbose = verbose
         self._palette = colours()
-        self._children: list[Child] = []
         self._plans: dict[int, Plan] = {}  # of workers, by rank
         self._starts: collections.Counter[int] = collections.Counter()  # by rank
         self._scheduler: tuple[Plan, int] | None = None  # and the socket that it listens on
@@ -220,34 +218,11 @@ class _Launch:
         self._undecided: list[Child] = []  # workers that failed, until it is known whether the others go on
         self._failures = Failures()
         self._look_at = 0.0  # the scheduler is asked no sooner
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = socket.socketpair()
-        for end in (self._wake, self._woken):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-        self._interrupted: signal.Signals | None = None
         self._failed: Child | None = None  # the first for which there was no replacement
         self._lost: list[Child] = []  # without which the others went on
         self._over = False  # the others cannot go on without it
         self.lost: str | None = None  #: the server whose end was the end of all, with checkpoints to go on from
         self._display: Display | None = None
-
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Ctrl-C and the like wake the loop."""
-        caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-        def note(number: int, frame: FrameType | None) -> None:
-            self._interrupted = self._interrupted or signal.Signals(number)
-
-        before = [signal.signal(number, note) for number in caught]
-        fd = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(fd)
-            for number, handler in zip(caught, before, strict=True):
-                signal.signal(number, handler)
 
     def start(self, plans: list[Plan], listen_fd: int) -> None:
         """Starts all of them."""
@@ -282,9 +257,7 @@ class _Launch:
         )
         if is_worker:
             self._starts[one.index] += 1
-        self._children.append(child)
-        self._selector.register(child.output, selectors.EVENT_READ, child)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        self._add(child)
 
     def wait(self) -> int:
         """Until the workers are done, cannot go on, or somebody interrupts."""
@@ -361,31 +334,7 @@ class _Launch:
         held = [child.due_seconds for child in self._running()]
         return min((seconds for seconds in (look, show, *held) if seconds is not None), default=None)
 
-    def _running(self, role: str = "") -> list[Child]:
-        return [child for child in self._children if child.code is None and role in ("", child.role)]
-
-    def _turn(self, timeout: float | None) -> None:
-        """Handles what has happened, waiting for something to."""
-        # A server's end before that of the workers that notice it, so that the cause is known before its consequences.
-        ready = [key for key, _ in self._selector.select(timeout)]
-        for key in sorted(ready, key=lambda key: key.data is not None and key.data.role == "worker"):
-            child: Child | None = key.data
-            if child is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._woken.recv(4096)
-            elif key.fileobj is child.output:
-                if not child.read(self._verbose):
-                    self._selector.unregister(child.output)
-            else:
-                self._selector.unregister(child.pidfd)
-                self._ended(child)
-        for child in self._running():
-            child.pass_on_late()
-
     def _ended(self, child: Child) -> None:
-        child.reap()
-        while child.output in self._selector.get_map() and child.read(self._verbose) and child.has_output():
-            pass
         told = self._terminating and child.role == "worker" and child.code in (-signal.SIGTERM, 128 + signal.SIGTERM)
         if child.code == 0 or told or (self._ending and not self._is_consequence(child)):
             child.pass_on_rest()
@@ -492,20 +441,4 @@ class _Launch:
                 child.signal(signal.SIGCONT)
             self._wait_for(role, seconds)
         self._until_ended("", END_SECONDS)
-        for child in self._children:
-            child.close()
-        self._selector.close()
-        self._wake.close()
-        self._woken.close()
-
-    def _wait_for(self, role: str, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._running(role) and (left := deadline - time.monotonic()) > 0:
-            self._turn(left)
-
-    def _until_ended(self, role: str, seconds: float) -> None:
-        self._wait_for(role, seconds)
-        for child in self._running(role):
-            child.signal(signal.SIGKILL)
-        while self._running(role):
-            self._turn(1.0)
+        self._close()

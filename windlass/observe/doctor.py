@@ -316,7 +316,10 @@ def check_world(environ: Mapping[str, str]) -> list[Check]:
     if told is None:
         return []
     name, count = told
-    advice = "start scripts with `windlass run`, or set WINDLASS_ADDRESS to what the scheduler printed"
+    advice = (
+        "start scripts with `windlass run`, or `windlass join` behind srun or mpirun, or set WINDLASS_ADDRESS to what "
+        "the scheduler printed"
+    )
     return [wrong(name, f"{name}={count} without a cluster's address: connect() will refuse", advice)]
 
 

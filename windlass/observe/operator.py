@@ -47,7 +47,7 @@ class Operator:
     ) -> None:
         """join: what it says of itself, if it is more than that. once: without another attempt if nobody is there."""
         join = m.Join("operator", new_incarnation(), **here()) if join is None else join
-        self._member = Member(address, token, join, lambda message: None, tls, beats=False)
+        self._member = Member(address, token, join, lambda message: None, tls, beats=join.tasks > 0)
         self._member.start(time.monotonic() + timeout, once=once)
 
     @property

@@ -61,7 +61,6 @@ class Nodes:
         self.environment |= {
             "PYTHONPATH": os.pathsep.join([*paths, str(pathlib.Path(ray.origin).parents[1])]),
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_DEDUP_LOGS": "0",
             "RAY_TMPDIR": self.folder,
             "PYTHONWARNINGS": "ignore",
         }

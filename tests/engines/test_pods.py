@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -275,3 +276,16 @@ def test_a_run_whose_script_fails_every_time_ends_with_nothing_left(run, tmp_pat
         assert "no such data" in pods.job("worker").ended[0].output
         pods.until(lambda: not any(pod.runs for pod in pods.all_pods()), "nothing is left")
         assert pods.job("scheduler").failed
+
+
+@pytest.mark.parametrize(
+    ("data", "usual"), [("digits", 0.93), pytest.param("mnist", 0.87, marks=pytest.mark.long)], ids=["digits", "mnist"]
+)
+def test_handwritten_digits_are_learned_in_pods_as_well_as_elsewhere(data: str, usual: float, tmp_path: pathlib.Path):
+    script = str(ROOT / "apps" / "softmax" / "train.py")
+    with Kubelet(printed("--", "python", script, f"--data={data}"), tmp_path) as pods:
+        pods.until(pods.complete, "all Jobs have succeeded")
+        (first,) = (pod for pod in pods.job("worker").ended if pod.index == 0)
+        accuracy = re.search(r"test accuracy (\d\.\d+)", first.output)
+        assert accuracy is not None, first.output
+        assert float(accuracy[1]) > usual
