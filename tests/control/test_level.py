@@ -95,6 +95,17 @@ def test_a_target_that_dies_does_not_end_a_drain():
     assert 1 not in brain.state.objects[1].owners
 
 
+def test_who_comes_back_hears_where_shards_are_before_it_hears_that_their_server_is_gone():
+    brain = drained()
+    while brain.state.level.drains:
+        carry_out(brain)
+    brain.told[200].clear()
+    brain.come(brain.state.members[200].join)
+    kinds = [type(message) for message in brain.told[200]]
+    assert m.Gone in kinds
+    assert max(i for i, kind in enumerate(kinds) if kind is m.ShardMoved) < kinds.index(m.Gone)
+
+
 def test_a_server_that_dies_while_it_is_drained_is_lost():
     brain = drained()
     brain.die(101)

@@ -110,9 +110,9 @@ with wl.connect(timeout=300) as c:
         moved = lambda: [one["shards"] > 0 for one in cluster.members("server")] == [True, True]  # noqa: E731
         until(lambda: moved() and not cluster.status()["level"]["joins"], "shards have moved", PATIENCE_S)
         go_on(20)
-        sync = next(app for app in cluster.status()["apps"] if app["name"] == "default")["sync"]
-        assert sync["reads"] > 0
-        assert sync["late"] == 0, "no push came after its update"
+        sync = lambda: next(app["sync"] for app in cluster.status()["apps"] if app["name"] == "default")  # noqa: E731
+        until(lambda: sync() is not None and sync()["pulls"] > 0, "servers have reported", PATIENCE_S)
+        assert sync()["late"] == 0, "no push came after its update"
 
 
 @pytest.mark.parametrize("index", [0, 1])

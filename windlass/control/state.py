@@ -355,8 +355,8 @@ class State:
                 if forgotten not in self.objects:
                     self._tell([number], m.Forgotten(forgotten))
             self.resuming.catch_up(member)
+        self.moves.catch_up(number)  # where shards are, before it hears that those who had them are gone
         self._tell_lost(member)
-        self.moves.catch_up(number)
         self.saves.catch_up(member)
 
     def _catch_up_views(self, member: Member) -> None:
