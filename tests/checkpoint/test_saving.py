@@ -28,7 +28,8 @@ class Noted(ServerFiles):
     """Notes whose numbers come, and lets somebody act before they are kept."""
 
     def __init__(self, folder: pathlib.Path, act: Any) -> None:
-        super().__init__(Folder(folder), Place("default", 0, "0" * 16), 0)
+        # With a rate one thread reads, in an order that is known.
+        super().__init__(Folder(folder), Place("default", 0, "0" * 16), 0, bytes_per_second=1e12)
         self.order: list[str] = []
         self._act = act
 

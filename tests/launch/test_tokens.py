@@ -24,6 +24,7 @@ Start = Callable[..., Process]
 STRANGER = """
 import encodings.idna, os, pathlib, socket, sys, time  # after setuid() nothing more can be imported
 import windlass as wl
+wl.connect  # all that there is
 from windlass._net.address import Address, dial
 from windlass._net.handshake import greet
 from windlass._net.token import read_token

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import io
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tables import DIM, ROWS, all_rows, gradient_of, ids, pair, rows
 from torch.utils.checkpoint import checkpoint
 
 import windlass as wl
+from windlass._client import open_clusters
 from windlass.testing import Servers
 from windlass.torch import Embedding, EmbeddingBag, ServerOptimizer
 
@@ -406,7 +408,9 @@ def test_a_dead_server_in_forward_is_a_lost_one() -> None:
 
 
 @embedded
-def test_copies_are_modules_of_the_same_table(cluster: wl.Cluster) -> None:
+def test_copies_are_modules_of_the_same_table(cluster: wl.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A copy uses the only open cluster; tests before this one may have left some whose servers or scheduler are gone.
+    monkeypatch.setattr(open_clusters, "_open", weakref.WeakSet([cluster]))
     emb = Embedding("rows", 3, rule=wl.SGD(lr=1.0), init=wl.Zeros(), cluster=cluster)
     opt = ServerOptimizer(emb, cluster=cluster)
     copies = [copy.deepcopy(emb), copy.deepcopy(torch.nn.Sequential(emb))[0]]
