@@ -109,7 +109,7 @@ inline constexpr size_t kAnswerBytes = size_t{256} << 10;  // small answers are 
 
 // Checkpoints.
 inline constexpr uint64_t kCaptureBytesMax = uint64_t{256} << 20;   // set aside for one by writers, of a server
-inline constexpr uint64_t kCaptureSpareBytes = uint64_t{64} << 20;  // kept of what was written, for what comes next
+inline constexpr uint64_t kCaptureSpareBytes = uint64_t{24} << 20;  // kept of what was written, for what comes next
 
 // Shards that move.
 inline constexpr size_t kShardChunkBytes = size_t{256} << 10;    // rows are copied about this much at a time

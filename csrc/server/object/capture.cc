@@ -176,6 +176,10 @@ bool Capture::next_rows(One* one, uint64_t bytes_most, Next* next) {
     n += some;
   } while (n < room || room == 0);
   rest_ = one->raw_left() != 0 ? one : nullptr;
+  if (rest_ == nullptr) {
+    one->raw = std::vector<std::byte>();  // there are as many as shards
+    one->raw_at = 0;
+  }
   if (n == 0) return false;
   one->rows += n;
   next->rows = n;

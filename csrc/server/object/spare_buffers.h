@@ -22,7 +22,7 @@ class SpareBuffers {
     if (bytes >= kSmallest) {
       const std::lock_guard lock(mutex_);
       for (auto it = buffers_.rbegin(); it != buffers_.rend(); ++it) {
-        if (it->capacity() < bytes || it->capacity() / 2 > bytes) continue;
+        if (it->capacity() < bytes || it->capacity() / 4 * 3 > bytes) continue;
         std::swap(*it, buffers_.back());
         std::vector<std::byte> found = std::move(buffers_.back());
         buffers_.pop_back();

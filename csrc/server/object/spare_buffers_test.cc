@@ -14,7 +14,7 @@ TEST(memory_that_was_given_back_is_taken_again_if_it_fits) {
   spares.give(std::move(one));
   CHECK_EQ(spares.bytes(), uint64_t{1} << 20);
   CHECK(spares.take(2 << 20).data() != where);    // it is too small
-  CHECK(spares.take(400 << 10).data() != where);  // half of it would lie idle
+  CHECK(spares.take(700 << 10).data() != where);  // more than a quarter of it would lie idle
   CHECK(spares.take(1000 << 10).data() == where);
   CHECK_EQ(spares.bytes(), uint64_t{0});
 }
