@@ -303,10 +303,12 @@ def test_tasks_find_each_other_and_a_worker_that_dies_is_started_again_in_its_ta
 
 
 def test_a_task_that_is_killed_takes_its_worker_along_and_ends_those_who_would_wait_for_it(tasks: Tasks):
-    (tasks.folder / "train.py").write_text(TRAIN.replace("cluster.clock < 5", "True"))
+    stepped = "        open(f'stepped-{cluster.rank}', 'w').close()\n    cluster.barrier()"
+    script = TRAIN.replace("cluster.clock < 5", "True").replace("    cluster.barrier()", stepped)
+    (tasks.folder / "train.py").write_text(script)
     tasks.start(3, "--servers", "1", "--worker-restarts", "1", "--", sys.executable, "train.py")
     deadline = time.monotonic() + PATIENCE_S
-    while len(list(tasks.folder.glob("came-*"))) < 2:
+    while len(list(tasks.folder.glob("stepped-*"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     tasks.started[2].kill()
